@@ -89,10 +89,10 @@ pub(crate) fn measure(
 ) -> Result<ConstraintMeasurement> {
     let limits = Limits { rows: plan.batch, calibration: Duration::ZERO, cache_bytes: 0, ..Limits::default() };
     let engine = Handle::start(Arc::clone(model), limits)?;
-    let mask = engine.compile(&Constraint::Regex(MASK.into()))?;
-    let json = engine.compile(&Constraint::JsonSchema(record_schema(plan.chars)));
+    let mask = engine.compile("", &Constraint::Regex(MASK.into()))?;
+    let json = engine.compile("", &Constraint::JsonSchema(record_schema(plan.chars)));
     let is_json = json.is_ok();
-    let record = json.or_else(|_| engine.compile(&Constraint::Regex(record_regex(plan.chars))))?;
+    let record = json.or_else(|_| engine.compile("", &Constraint::Regex(record_regex(plan.chars))))?;
     let mut free_speeds = Vec::with_capacity(plan.pairs);
     let mut mask_times = Vec::with_capacity(plan.pairs);
     let mut record_speeds = Vec::with_capacity(plan.pairs);

@@ -10,7 +10,7 @@ use crate::{
     cache::{DocumentCache, SegmentCacheHandle},
     calibration::Calibrated,
     clock,
-    constraint::{ConstraintCompiler, ConstraintMatcher},
+    constraint::{ConstraintCompiler, ConstraintMatcher, LentConstraints},
     document_request::DocumentRequest,
     observer::{EngineEvent, FedSymbols, Measurements, Observer},
     options::FinishReason,
@@ -23,8 +23,15 @@ use crate::{
 };
 use std::{
     any::Any,
+    collections::{BTreeMap, VecDeque},
+    io,
+    ops::Bound,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, atomic::AtomicBool},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::AtomicBool,
+        mpsc::{self, SyncSender},
+    },
     task::Waker,
     thread,
     time::{Duration, Instant},
@@ -113,6 +120,8 @@ pub(crate) struct Batch {
     waiting: Vec<usize>,
     /// Shared by all requests, until the worker restarts, so that a new one need not learn which guesses are wrong.
     guess_rates: GuessRates,
+    /// `None` until a constraint is slow.
+    constraint_thread: Option<ConstraintThread>,
 }
 
 impl Batch {
@@ -134,6 +143,7 @@ impl Batch {
             lost_file: false,
             waiting: Vec::new(),
             guess_rates: GuessRates::default(),
+            constraint_thread: None,
         }
     }
 
@@ -298,7 +308,8 @@ impl Batch {
             request.step_symbols += if request.repeats_work() { 0 } else { row_table.rows[row].positions() };
         }
         waiting.clear();
-        waiting.extend((0..requests.len()).filter(|&index| requests[index].in_flight));
+        waiting
+            .extend((0..requests.len()).filter(|&index| requests[index].in_flight && requests[index].lent.is_none()));
         let total =
             |count: fn(&SequenceRow) -> usize| fed.iter().map(|&row| count(&row_table.rows[row])).sum::<usize>();
         let mean = |sum: usize| sum as f64 / fed.len().max(1) as f64;
@@ -387,9 +398,9 @@ impl Batch {
             return;
         }
         contract::count_step(&mut self.row_table.rows);
-        let Self { inner, row_table, requests, fed, scratch, .. } = self;
-        let step = || guarded(|| inner.model.symbol_step(&mut row_table.rows, fed, scratch));
-        let result = while_constraints_catch_up(requests, step);
+        self.lend_constraints();
+        let Self { inner, row_table, fed, scratch, .. } = self;
+        let result = guarded(|| inner.model.symbol_step(&mut row_table.rows, fed, scratch));
         for &row in &self.fed {
             let request = &mut self.requests[self.row_table.owners[row]];
             // once for all rows of a request
@@ -404,6 +415,21 @@ impl Batch {
                 self.cut_drafts();
             }
             Err(error) => self.fail_rows(&error, self.fed.clone()),
+        }
+    }
+
+    /// Lends the constraints of which it is not known what may follow to another thread. What it has not found after the step is waited
+    /// for without the request.
+    fn lend_constraints(&mut self) {
+        for &row in &self.fed {
+            let request = &mut self.requests[self.row_table.owners[row]];
+            if request.lent.is_some() {
+                continue;
+            }
+            let Some(constraints) = request.lend_constraints() else { continue };
+            let waker = Waker::from(Arc::clone(&self.inner.state.wake_signal));
+            let thread = self.constraint_thread.get_or_insert_with(ConstraintThread::default);
+            request.lent = Some(thread.lend(&request.tenant, constraints, waker));
         }
     }
 
@@ -474,23 +500,110 @@ fn in_flight_rows(status: StepStatus, requests: &[Request], table: &RowTable) ->
         .filter(move |&row| table.rows[row].status == status && in_flight(&requests[table.owners[row]]))
 }
 
-/// Runs a step, and meanwhile another thread finds what may follow the texts of constraints that are behind. What it does not find, the
-/// request does after the step.
-fn while_constraints_catch_up<T>(requests: &mut [Request], step: impl FnOnce() -> T) -> T {
-    let behind = requests.iter_mut().filter_map(|request| match &mut request.kind {
-        RequestKind::Text(text) => text.session.constraint_behind(),
-        RequestKind::Document(_) => None,
-    });
-    let behind: Vec<&mut ConstraintMatcher> = behind.collect();
-    if behind.is_empty() {
-        return step();
+/// How long a step waits for the constraints of all its rows together.
+const CONSTRAINT_WAIT: Duration = Duration::from_millis(2);
+
+/// A thread that finds what may follow the texts of slow constraints, so that the model's thread need not. Tenants take turns.
+#[derive(Default)]
+struct ConstraintThread {
+    work: Arc<ConstraintWork>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct ConstraintWork {
+    list: Mutex<ConstraintList>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct ConstraintList {
+    /// By tenant.
+    waiting: BTreeMap<Arc<str>, VecDeque<LentWork>>,
+    /// The tenant whose turn was last.
+    latest: Arc<str>,
+    is_closed: bool,
+}
+
+/// Constraints of one request.
+struct LentWork {
+    constraints: Vec<ConstraintMatcher>,
+    sender: SyncSender<Result<Vec<ConstraintMatcher>>>,
+    waker: Waker,
+}
+
+impl ConstraintThread {
+    fn lend(&mut self, tenant: &Arc<str>, constraints: Vec<ConstraintMatcher>, waker: Waker) -> LentConstraints {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let work = LentWork { constraints, sender, waker };
+        match self.start() {
+            Ok(()) => {
+                lock(&self.work.list).waiting.entry(Arc::clone(tenant)).or_default().push_back(work);
+                self.work.changed.notify_one();
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot start a thread for constraints");
+                work.run();
+            }
+        }
+        LentConstraints { receiver, are_late: false }
     }
-    thread::scope(|scope| {
-        let catch_up = || behind.into_iter().for_each(|constraint| _ = caught(|| constraint.catch_up()));
-        let started = thread::Builder::new().name("weir-masks".into()).spawn_scoped(scope, catch_up);
-        started.inspect_err(|error| tracing::warn!(%error, "cannot start a thread for constraints")).ok();
-        step()
-    })
+
+    fn start(&mut self) -> io::Result<()> {
+        if self.thread.is_none() {
+            let work = Arc::clone(&self.work);
+            let run = move || {
+                while let Some(next) = work.next() {
+                    next.run();
+                }
+            };
+            self.thread = Some(thread::Builder::new().name("weir-masks".into()).spawn(run)?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ConstraintThread {
+    fn drop(&mut self) {
+        lock(&self.work.list).is_closed = true;
+        self.work.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // panics were caught
+            let _ = thread.join();
+        }
+    }
+}
+
+impl ConstraintWork {
+    /// Waits for the next work, of the tenant after the one whose turn was last. `None` once there will be none.
+    fn next(&self) -> Option<LentWork> {
+        let idle = |list: &mut ConstraintList| list.waiting.is_empty() && !list.is_closed;
+        let mut list = self.changed.wait_while(lock(&self.list), idle).unwrap_or_else(PoisonError::into_inner);
+        if list.is_closed {
+            return None;
+        }
+        let later = list.waiting.range::<Arc<str>, _>((Bound::Excluded(&list.latest), Bound::Unbounded));
+        let tenant = Arc::clone(later.chain(&list.waiting).next()?.0);
+        let work = list.waiting.get_mut(&tenant)?;
+        let next = work.pop_front();
+        if work.is_empty() {
+            list.waiting.remove(&tenant);
+        }
+        list.latest = tenant;
+        next
+    }
+}
+
+impl LentWork {
+    fn run(self) {
+        let Self { mut constraints, sender, waker } = self;
+        caught(move || {
+            let found = constraints.iter_mut().try_for_each(ConstraintMatcher::catch_up_aside);
+            // the request may have ended
+            let _ = sender.send(found.map(|()| constraints));
+        });
+        waker.wake();
+    }
 }
 
 /// Copies a step's error for one of the requests that took part.
@@ -761,11 +874,20 @@ impl Batch {
     /// Takes the outcome of every request whose rows are all ready.
     fn absorb(&mut self) {
         let now = clock::now();
+        let until = now + CONSTRAINT_WAIT;
         for index in 0..self.requests.len() {
-            let request = &self.requests[index];
+            let request = &mut self.requests[index];
             let ready = |&row: &usize| self.row_table.rows[row].status == StepStatus::Ready;
             if !request.in_flight || request.outcome.is_some() || !request.row_indices.iter().all(ready) {
                 continue;
+            }
+            match request.take_constraints_back(until) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(error) => {
+                    request.outcome = Some(Err(error));
+                    continue;
+                }
             }
             // the bookkeeping of one request ends no other
             if let Err(error) = guarded(|| self.absorb_request(index, now)) {
@@ -888,6 +1010,44 @@ fn log(panic: &(dyn Any + Send)) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::constraint::Constraint;
+    use weir_models::text::{TextNormaliser, Vocabulary};
+
+    #[test]
+    fn tenants_take_turns_with_slow_constraints() {
+        let work = ConstraintWork::default();
+        let mut receivers = Vec::new();
+        for tenant in ["a", "a", "a", "b", "c"] {
+            let (sender, receiver) = mpsc::sync_channel(1);
+            let lent = LentWork { constraints: Vec::new(), sender, waker: Waker::noop().clone() };
+            lock(&work.list).waiting.entry(tenant.into()).or_default().push_back(lent);
+            receivers.push(receiver);
+        }
+        let turn = || {
+            work.next().unwrap().run();
+            lock(&work.list).latest.to_string()
+        };
+        assert_eq!([turn(), turn(), turn(), turn(), turn()], ["a", "b", "c", "a", "a"]);
+        assert!(receivers.iter().all(|receiver| receiver.recv().unwrap().is_ok()));
+        lock(&work.list).is_closed = true;
+        assert!(work.next().is_none());
+    }
+
+    #[test]
+    fn a_slow_constraint_is_found_on_a_thread_of_its_own() {
+        let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
+        let compiled = ConstraintCompiler::new(Arc::new(vocabulary)).compile(&Constraint::Regex("a+".into())).unwrap();
+        let mut thread = ConstraintThread::default();
+        let mut lend = |symbol: u32| {
+            let mut constraint = compiled.matcher().unwrap();
+            constraint.fall_behind();
+            constraint.consume(symbol).unwrap();
+            let lent = thread.lend(&"a".into(), vec![constraint], Waker::noop().clone());
+            lent.receiver.recv().unwrap()
+        };
+        assert!(lend(97).unwrap().iter().all(|constraint| !constraint.is_behind() && constraint.accepts()));
+        assert!(lend(98).is_err());
+    }
 
     #[test]
     fn a_panic_while_a_value_is_dropped_spares_the_others() {

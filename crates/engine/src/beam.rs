@@ -90,6 +90,11 @@ impl Path {
         self.constraint.as_ref().is_some_and(ConstraintMatcher::is_complete)
     }
 
+    /// Returns the error of a path that no token goes on with.
+    fn dead_end(&self) -> Option<Error> {
+        self.constraint.as_ref().and_then(ConstraintMatcher::dead_end)
+    }
+
     /// Returns the tokens that would repeat a run of tokens; none if all that may follow would. `without` may not follow.
     fn banned(&self, without: Option<u32>) -> Vec<u32> {
         let banned = self.ngrams.banned();
@@ -147,6 +152,20 @@ impl BeamSearch {
         self.paths.iter_mut().for_each(|path| path.constraint = Some(matcher.clone()));
     }
 
+    /// Takes the constraints of all paths, if it is not known what may follow some of them.
+    pub(crate) fn lend_constraints(&mut self) -> Option<Vec<ConstraintMatcher>> {
+        let is_behind = |path: &Path| path.constraint.as_ref().is_some_and(ConstraintMatcher::is_behind);
+        let some = self.paths.iter().any(is_behind);
+        some.then(|| self.paths.iter_mut().filter_map(|path| path.constraint.take()).collect())
+    }
+
+    /// Gives the constraints back to their paths.
+    pub(crate) fn return_constraints(&mut self, constraints: Vec<ConstraintMatcher>) {
+        for (path, constraint) in self.paths.iter_mut().zip(constraints) {
+            path.constraint = Some(constraint);
+        }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.paths.len()
@@ -175,6 +194,11 @@ impl BeamSearch {
                 "{rows} rows of logits do not match {paths} paths of {vocabulary} symbols"
             )));
         }
+        let mut dead_end = None;
+        for path in &mut self.paths {
+            path.constraint.as_mut().map_or(Ok(()), ConstraintMatcher::catch_up)?;
+            dead_end = dead_end.or_else(|| path.dead_end());
+        }
         let first = self.step == 0;
         let candidates = match &self.options.sampling {
             None => self.best(&logits)?,
@@ -184,32 +208,18 @@ impl BeamSearch {
         self.step += 1;
         if continued.is_empty() {
             self.paths.clear();
+            if let Some(error) = dead_end.filter(|_| self.finished.is_empty()) {
+                return Err(error);
+            }
             self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
             return Ok(SearchStep::Done);
         }
         // all paths continue the first step's one row
         let row = |parent| if first { 0 } else { parent };
-        let mut moves = Vec::with_capacity(continued.len());
-        let mut paths = Vec::with_capacity(continued.len());
-        let mut dead_end = None;
-        for candidate in continued {
-            let path = self.extend_path(candidate)?;
-            if let Some(error) = path.constraint.as_ref().and_then(ConstraintMatcher::dead_end) {
-                dead_end = Some(error);
-                continue;
-            }
-            moves.push(RowMove { parent: row(candidate.parent), token: candidate.token });
-            paths.push(path);
-        }
-        self.paths = paths;
-        match dead_end.filter(|_| self.paths.is_empty()) {
-            Some(error) if self.finished.is_empty() => Err(error),
-            Some(_) => {
-                self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
-                Ok(SearchStep::Done)
-            }
-            None => Ok(SearchStep::Continue(moves)),
-        }
+        let moves =
+            continued.iter().map(|next| RowMove { parent: row(next.parent), token: next.token }).collect::<Vec<_>>();
+        self.paths = continued.into_iter().map(|candidate| self.extend_path(candidate)).collect::<Result<_>>()?;
+        Ok(SearchStep::Continue(moves))
     }
 
     /// The finished hypotheses, best first once the search is done. Empty if every continuation was forbidden.
@@ -270,7 +280,8 @@ impl BeamSearch {
         let by_logits = self.options.rules == SearchRules::Transformers && self.options.beam == 1;
         let count = 2 * self.options.beam;
         let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
-        for (parent, (path, logits)) in self.paths.iter().zip(logits).enumerate() {
+        let paths = self.paths.iter().zip(logits).enumerate();
+        for (parent, (path, logits)) in paths.filter(|(_, (path, _))| path.dead_end().is_none()) {
             let softmax = LogSoftmax::new(logits)?;
             let no_end = no_end && !path.is_complete();
             let banned = path.banned(no_end.then_some(end));
@@ -336,7 +347,7 @@ impl BeamSearch {
             let sum = path.sum + logprob;
             Ok(Candidate { sum, logprob, rank: sum, parent: index, token })
         };
-        self.paths.iter_mut().enumerate().map(candidate).collect()
+        self.paths.iter_mut().enumerate().filter(|(_, path)| path.dead_end().is_none()).map(candidate).collect()
     }
 
     /// Copies the first path for each of the beam, with a seed of its own.
@@ -414,7 +425,7 @@ impl BeamSearch {
         }
         if let Some(constraint) = &mut path.constraint {
             constraint.consume(token)?;
-            constraint.find_allowed()?;
+            constraint.find_if_quick()?;
         }
         Ok(path)
     }

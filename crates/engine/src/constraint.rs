@@ -59,12 +59,21 @@ const PARSER_STACK: usize = 256 << 20;
 /// Time in which a parser is made. Unoptimised programs are slower.
 const COMPILE_TIME: Duration = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 1 });
 
-/// Maximum parsers that are made for a model at a time, with those that nobody waits for any more.
-const MAX_COMPILING: usize = 8;
+/// Maximum parsers that are made at a time for a tenant, and for a model, with those that nobody waits for any more.
+const TENANT_COMPILING: usize = 4;
+const MAX_COMPILING: usize = 16;
+
+/// How long a constraint is refused at once after it took too long to compile.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
 
 /// Time that one text's constraint may take at first, and for each of its symbols on average.
 const FIRST_TIME: Duration = Duration::from_secs(1);
 const SYMBOL_TIME: Duration = Duration::from_millis(5);
+
+/// Time of the model's thread that one text's constraint may take at first, and for each of its symbols on average. What takes longer
+/// is done by another thread while a step runs.
+const STEP_SHARE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 50 } else { 5 });
+const SYMBOL_SHARE: Duration = Duration::from_micros(if cfg!(debug_assertions) { 1000 } else { 100 });
 
 /// Time after which no more forced symbols are sought after one sampled symbol.
 pub(crate) const FORCED_TIME: Duration = Duration::from_millis(20);
@@ -190,13 +199,19 @@ impl Constraint {
 /// The texts of a choice, sorted, in symbols.
 pub(crate) type ChoiceTexts = Arc<[Vec<u32>]>;
 
+/// Constraints that another thread has, until it knows what may follow their texts. It may fail instead.
+pub(crate) struct LentConstraints {
+    pub(crate) receiver: mpsc::Receiver<Result<Vec<ConstraintMatcher>>>,
+    /// True if a step has waited for them in vain.
+    pub(crate) are_late: bool,
+}
+
 /// The symbols of a vocabulary, and what makes parsers for them.
 struct Symbols {
     trie: SymbolTrie,
     factory: OnceLock<Option<ParserFactory>>,
     watchdog: OnceLock<Option<Watchdog>>,
-    /// Shared with each thread that makes a parser.
-    compiling: Arc<()>,
+    compiling: Compiling,
 }
 
 impl Symbols {
@@ -219,6 +234,49 @@ impl Symbols {
         let watchdog = self.watchdog.get_or_init(|| Watchdog::start().ok()).as_ref();
         let _watched = watchdog.zip(matcher.cancellation_handle()).map(|(watchdog, handle)| watchdog.watch(handle));
         work(matcher)
+    }
+}
+
+/// The parsers that are made.
+#[derive(Default)]
+struct Compiling {
+    /// The tenant of each.
+    tenants: Mutex<Vec<String>>,
+    ended: Condvar,
+}
+
+impl Compiling {
+    /// Begins to make a parser for a tenant. Waits at most for [`COMPILE_TIME`] until one of its others, or of all, has ended.
+    fn begin(&self, tenant: &str) -> Result<()> {
+        let is_full = |tenants: &mut Vec<String>| {
+            let own = tenants.iter().filter(|other| *other == tenant).count();
+            own >= TENANT_COMPILING || tenants.len() >= MAX_COMPILING
+        };
+        let waited = self.ended.wait_timeout_while(lock(&self.tenants), COMPILE_TIME, is_full);
+        let (mut tenants, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            let what = "grammars that are compiled";
+            return Err(Error::TooMany { what, limit: TENANT_COMPILING, retry: COMPILE_TIME });
+        }
+        tenants.push(tenant.to_owned());
+        Ok(())
+    }
+}
+
+/// A parser that is made. It counts for its tenant until it is dropped.
+struct Making {
+    symbols: Arc<Symbols>,
+    tenant: String,
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        let compiling = &self.symbols.compiling;
+        let mut tenants = lock(&compiling.tenants);
+        if let Some(at) = tenants.iter().position(|other| *other == self.tenant) {
+            tenants.swap_remove(at);
+        }
+        compiling.ended.notify_all();
     }
 }
 
@@ -309,29 +367,27 @@ impl WatchedParsers {
 fn on_large_stack<T: Send + 'static>(
     field: &'static str,
     symbols: &Arc<Symbols>,
+    tenant: &str,
     work: impl FnOnce(&Symbols) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     symbols.factory()?;
-    let compiling = Arc::clone(&symbols.compiling);
-    if Arc::strong_count(&compiling) > MAX_COMPILING {
-        let what = "grammars that are compiled";
-        return Err(Error::TooMany { what, limit: MAX_COMPILING, retry: COMPILE_TIME });
-    }
+    symbols.compiling.begin(tenant)?;
+    let making = Making { symbols: Arc::clone(symbols), tenant: tenant.to_owned() };
     let (sender, receiver) = mpsc::sync_channel(1);
-    let symbols = Arc::clone(symbols);
     let run = move || {
-        sender.send(work(&symbols)).ok();
-        drop(compiling);
+        sender.send(work(&making.symbols)).ok();
     };
     let thread = thread::Builder::new().name("weir-grammar".into()).stack_size(PARSER_STACK).spawn(run);
     thread.map_err(|error| Error::Internal(format!("cannot start a thread for a grammar: {error}")))?;
     receiver.recv_timeout(COMPILE_TIME).unwrap_or_else(|error| match error {
-        RecvTimeoutError::Timeout => {
-            let bound = format!("a form that is compiled in {} ms", COMPILE_TIME.as_millis());
-            Err(Error::bad_option(field, "a slower one", bound))
-        }
+        RecvTimeoutError::Timeout => Err(late(field)),
         RecvTimeoutError::Disconnected => Err(Error::Internal("the parser of a grammar panicked".into())),
     })
+}
+
+/// Returns the error of a constraint that takes too long to compile.
+fn late(field: &'static str) -> Error {
+    Error::bad_option(field, "a slower one", format!("a form that is compiled in {} ms", COMPILE_TIME.as_millis()))
 }
 
 /// Compiles constraints for one model, and keeps them.
@@ -341,6 +397,8 @@ pub struct ConstraintCompiler {
     end: Option<u32>,
     symbols: OnceLock<Arc<Symbols>>,
     compiled: Mutex<LruCache<Constraint, Arc<CompiledConstraint>>>,
+    /// Constraints that took too long to compile, and when.
+    late: Mutex<LruCache<Constraint, Instant>>,
 }
 
 impl ConstraintCompiler {
@@ -351,12 +409,19 @@ impl ConstraintCompiler {
 
     /// Does the same for a model that reads documents, and ends its texts with the mark `end`.
     pub fn with_end(vocabulary: Arc<Vocabulary>, end: Option<u32>) -> Self {
-        Self { vocabulary, end, symbols: OnceLock::new(), compiled: Mutex::new(LruCache::new(COMPILED)) }
+        let compiled = Mutex::new(LruCache::new(COMPILED));
+        let late = Mutex::new(LruCache::new(COMPILED));
+        Self { vocabulary, end, symbols: OnceLock::new(), compiled, late }
     }
 
     /// Returns the compiled constraint, from an earlier call if it is kept. Fails if it is invalid, too large, or one that no text of
     /// the vocabulary's symbols satisfies. The error names the field.
     pub fn compile(&self, constraint: &Constraint) -> Result<Arc<CompiledConstraint>> {
+        self.compile_for("", constraint)
+    }
+
+    /// Does the same for a tenant, who can have [`TENANT_COMPILING`] parsers made at a time.
+    pub(crate) fn compile_for(&self, tenant: &str, constraint: &Constraint) -> Result<Arc<CompiledConstraint>> {
         constraint.check()?;
         if let Some(known) = lock(&self.compiled).get(constraint) {
             return Ok(Arc::clone(known));
@@ -367,9 +432,20 @@ impl ConstraintCompiler {
         }
         let new = || {
             let trie = SymbolTrie::new(&self.vocabulary, self.end);
-            Arc::new(Symbols { trie, factory: OnceLock::new(), watchdog: OnceLock::new(), compiling: Arc::default() })
+            let compiling = Compiling::default();
+            Arc::new(Symbols { trie, factory: OnceLock::new(), watchdog: OnceLock::new(), compiling })
         };
-        let compiled = Arc::new(CompiledConstraint::new(constraint, &self.vocabulary, self.symbols.get_or_init(new))?);
+        let symbols = self.symbols.get_or_init(new);
+        if lock(&self.late).get(constraint).is_some_and(|at| since(*at) < REFUSED_FOR) {
+            return Err(late(constraint.field()));
+        }
+        let began = now();
+        let compiled = CompiledConstraint::new(constraint, &self.vocabulary, symbols, tenant).inspect_err(|error| {
+            if matches!(error, Error::BadOption { .. }) && since(began) >= COMPILE_TIME {
+                lock(&self.late).put(constraint.clone(), now());
+            }
+        })?;
+        let compiled = Arc::new(compiled);
         lock(&self.compiled).put(constraint.clone(), Arc::clone(&compiled));
         Ok(compiled)
     }
@@ -383,6 +459,8 @@ pub struct CompiledConstraint {
     rules: Rules,
     /// The texts of a choice; none of another constraint.
     texts: ChoiceTexts,
+    /// Symbols of these texts, where a beginning that several share counts once.
+    tried: usize,
     symbols: Arc<Symbols>,
     bytes: usize,
 }
@@ -407,7 +485,7 @@ impl fmt::Debug for CompiledConstraint {
 }
 
 impl CompiledConstraint {
-    fn new(constraint: &Constraint, vocabulary: &Vocabulary, symbols: &Arc<Symbols>) -> Result<Self> {
+    fn new(constraint: &Constraint, vocabulary: &Vocabulary, symbols: &Arc<Symbols>, tenant: &str) -> Result<Self> {
         let field = constraint.field();
         let pattern = |hir: &Hir| Pattern::new(field, hir, &symbols.trie);
         let rules = match constraint {
@@ -422,19 +500,15 @@ impl CompiledConstraint {
                     return Err(too_many(field, schemas, "objects and truth values"));
                 }
                 check_least_properties(field, &schema)?;
-                Rules::grammar(field, json_grammar(field, schema)?, symbols)?
+                Rules::grammar(field, json_grammar(field, schema)?, symbols, tenant)?
             }
             Constraint::JsonObject => {
-                Rules::grammar(field, json_grammar(field, json!({ "type": "object" }))?, symbols)?
+                Rules::grammar(field, json_grammar(field, json!({ "type": "object" }))?, symbols, tenant)?
             }
             Constraint::Grammar(source) => {
                 check_grammar(field, source)?;
-                Rules::grammar(field, TopLevelGrammar::from_lark(source.clone()), symbols)?
+                Rules::grammar(field, TopLevelGrammar::from_lark(source.clone()), symbols, tenant)?
             }
-        };
-        let bytes = match &rules {
-            Rules::Pattern(pattern) => pattern.bytes() + CACHE_BYTES,
-            Rules::Grammar(_) => PARSER_BYTES,
         };
         let texts = match (constraint, &rules) {
             (Constraint::Choice(texts), Rules::Pattern(pattern)) => {
@@ -442,11 +516,17 @@ impl CompiledConstraint {
             }
             _ => Arc::default(),
         };
+        let all: usize = texts.iter().map(Vec::len).sum();
+        let bytes = match &rules {
+            Rules::Pattern(pattern) => pattern.bytes() + CACHE_BYTES + all * size_of::<u32>(),
+            Rules::Grammar(_) => PARSER_BYTES,
+        };
         Ok(Self {
             field,
             kind: constraint.kind(),
             ends_when_complete: constraint.ends_when_complete(),
             rules,
+            tried: all - shared_lengths(&texts).iter().sum::<usize>(),
             texts,
             symbols: Arc::clone(symbols),
             bytes,
@@ -463,13 +543,9 @@ impl CompiledConstraint {
         self.bytes
     }
 
-    /// Returns the number of symbols of texts that a choice tries, at most.
+    /// Returns the number of symbols of texts that a choice tries, at most: a beginning that several texts share counts once.
     pub(crate) fn tried_symbols(&self) -> usize {
-        match self.texts.len() {
-            0 | 1 => 0,
-            // a text's last symbol is never fed
-            _ => self.texts.iter().map(|text| text.len().saturating_sub(1)).sum(),
-        }
+        if self.texts.len() > 1 { self.tried } else { 0 }
     }
 
     /// Returns true if a text that is complete ends, unless a request says otherwise.
@@ -494,10 +570,13 @@ impl CompiledConstraint {
             chosen: None,
             offered: None,
             is_behind: false,
+            untaken: Vec::new(),
             spent: Duration::ZERO,
+            on_step: Duration::ZERO,
             taken: 0,
         };
         matcher.update()?;
+        matcher.on_step = Duration::ZERO;
         Ok(matcher)
     }
 }
@@ -520,6 +599,12 @@ fn spell_choice(texts: &[String], vocabulary: &Vocabulary, trie: &SymbolTrie, pa
     spelled.sort_unstable();
     spelled.dedup();
     spelled.into()
+}
+
+/// Returns for each of sorted texts the number of symbols with which it begins like the text before it.
+pub(crate) fn shared_lengths(texts: &[Vec<u32>]) -> Vec<usize> {
+    let shared = |pair: &[Vec<u32>]| pair[0].iter().zip(&pair[1]).take_while(|(own, next)| own == next).count();
+    std::iter::once(0).chain(texts.windows(2).map(shared)).take(texts.len()).collect()
 }
 
 /// Returns the grammar of a schema, in which a comma and a colon are followed by one space, and nothing else by any.
@@ -644,9 +729,9 @@ fn quoted_length(text: &str) -> usize {
 
 impl Rules {
     /// Prepares a parser, and checks that the vocabulary can write the beginning of a text that is forced.
-    fn grammar(field: &'static str, grammar: TopLevelGrammar, symbols: &Arc<Symbols>) -> Result<Self> {
+    fn grammar(field: &'static str, grammar: TopLevelGrammar, symbols: &Arc<Symbols>, tenant: &str) -> Result<Self> {
         let grammar = if symbols.trie.drops_space { after_space(&grammar) } else { grammar };
-        let ready = on_large_stack(field, symbols, move |symbols| ready_parser(field, grammar, symbols))?;
+        let ready = on_large_stack(field, symbols, tenant, move |symbols| ready_parser(field, grammar, symbols))?;
         Ok(Self::Grammar(Mutex::new(ready)))
     }
 }
@@ -747,8 +832,11 @@ pub struct ConstraintMatcher {
     offered: Option<SimpleVob>,
     /// True if the symbols that may follow are not found yet.
     is_behind: bool,
-    /// The time that the text's constraint has taken.
+    /// The last symbols taken, which the text's state does not have yet.
+    untaken: Vec<u32>,
+    /// The time that the text's constraint has taken, and the part of it on the model's thread.
     spent: Duration,
+    on_step: Duration,
     /// The number of symbols taken.
     taken: u32,
 }
@@ -794,8 +882,23 @@ impl ConstraintMatcher {
     }
 
     /// Takes the next symbol of the text. [`update`](Self::update) then finds what may follow. Fails if the symbol may not follow, and
-    /// if that takes too long.
+    /// if that takes too long. In a slow constraint, `update` fails instead.
     pub fn consume(&mut self, symbol: u32) -> Result<()> {
+        self.taken = self.taken.saturating_add(1);
+        if self.is_slow() || !self.untaken.is_empty() {
+            self.untaken.push(symbol);
+            self.is_behind = true;
+            return Ok(());
+        }
+        self.follow(symbol)
+    }
+
+    /// Returns true if the constraint has taken its share of the time of the model's thread.
+    fn is_slow(&self) -> bool {
+        self.on_step > STEP_SHARE + SYMBOL_SHARE * self.taken
+    }
+
+    fn follow(&mut self, symbol: u32) -> Result<()> {
         let began = now();
         let symbols = &self.compiled.symbols;
         let taken = match &mut self.state {
@@ -807,7 +910,6 @@ impl ConstraintMatcher {
                 symbols.limit_time(matcher, |matcher| matcher.consume_token(symbol)).is_ok()
             }
         };
-        self.taken = self.taken.saturating_add(1);
         self.charge(began)?;
         match taken {
             true => Ok(()),
@@ -822,21 +924,36 @@ impl ConstraintMatcher {
         self.dead_end().map_or(Ok(()), Err)
     }
 
-    /// Does the same, or leaves it to [`catch_up`](Self::catch_up) if it takes longer than microseconds. Returns true if it is done.
-    pub(crate) fn update_if_quick(&mut self) -> Result<bool> {
+    /// Finds what may follow, which may be nothing, or leaves it to [`catch_up`](Self::catch_up) if it takes longer than microseconds.
+    /// Returns true if it is done.
+    pub(crate) fn find_if_quick(&mut self) -> Result<bool> {
         let trie = &self.compiled.symbols.trie;
         // a text with one spelling has forced symbols, which are wanted at once
-        self.is_behind = trie.is_large() && !trie.is_spelled_out;
-        if self.is_behind { Ok(false) } else { self.update().map(|()| true) }
+        let is_large = trie.is_large() && !trie.is_spelled_out;
+        self.is_behind = is_large || self.is_slow() || !self.untaken.is_empty();
+        if !self.is_behind {
+            self.find_allowed()?;
+        }
+        Ok(!self.is_behind)
     }
 
-    /// Finds what may follow, if that is not known yet. Fails as [`update`](Self::update) does, and then again.
+    /// Finds what may follow, if that is not known yet. Fails as [`find_allowed`](Self::find_allowed) does.
     pub(crate) fn catch_up(&mut self) -> Result<()> {
-        if self.is_behind {
-            self.update()?;
-            self.is_behind = false;
-        }
-        Ok(())
+        if self.is_behind { self.find_allowed() } else { Ok(()) }
+    }
+
+    /// Does the same on another thread than the model's.
+    pub(crate) fn catch_up_aside(&mut self) -> Result<()> {
+        let on_step = self.on_step;
+        let found = self.catch_up();
+        self.on_step = on_step;
+        found
+    }
+
+    /// Leaves all that follows to another thread.
+    #[cfg(test)]
+    pub(crate) fn fall_behind(&mut self) {
+        self.on_step = Duration::MAX;
     }
 
     /// Returns true if it is not known what may follow.
@@ -852,6 +969,8 @@ impl ConstraintMatcher {
 
     /// Finds what may follow, which may be nothing. Fails if that takes more work or time than permitted.
     pub(crate) fn find_allowed(&mut self) -> Result<()> {
+        self.is_behind = false;
+        self.follow_untaken()?;
         let began = now();
         let symbols = &self.compiled.symbols;
         let updated = match &mut self.state {
@@ -871,6 +990,10 @@ impl ConstraintMatcher {
         Ok(())
     }
 
+    fn follow_untaken(&mut self) -> Result<()> {
+        std::mem::take(&mut self.untaken).into_iter().try_for_each(|symbol| self.follow(symbol))
+    }
+
     /// Leaves only the next symbol of the text that was drawn, if one was, or the end.
     fn keep_chosen(&mut self) {
         let Some(next) = self.chosen_rest().map(|rest| rest.first().copied()) else { return };
@@ -887,7 +1010,7 @@ impl ConstraintMatcher {
 
     /// Counts the time of work that began then. Fails if the text has taken too much time, or its parser was cancelled.
     fn charge(&mut self, began: Instant) -> Result<()> {
-        self.spent += since(began);
+        self.count_time(began);
         if matches!(&self.state, MatcherState::Grammar(matcher) if matcher.is_cancelled()) {
             return Err(too_slow(self.field));
         }
@@ -900,6 +1023,12 @@ impl ConstraintMatcher {
             return Err(Error::bad_option(self.field, "a slower one", bound));
         }
         Ok(())
+    }
+
+    fn count_time(&mut self, began: Instant) {
+        let took = since(began);
+        self.spent += took;
+        self.on_step = self.on_step.saturating_add(took);
     }
 
     /// Returns the time that the text's constraint has taken.
@@ -998,7 +1127,7 @@ impl ConstraintMatcher {
                 symbols.trie.spell(&symbols.limit_time(matcher, Matcher::compute_ff_bytes))
             }
         };
-        self.spent += since(began);
+        self.count_time(began);
         if forced.is_empty() {
             forced.extend(self.only());
         }
@@ -1011,6 +1140,9 @@ impl ConstraintMatcher {
         if let Some(rest) = self.chosen_rest() {
             return symbols.iter().zip(rest).take_while(|(own, next)| own == next).count();
         }
+        if self.follow_untaken().is_err() {
+            return 0;
+        }
         let began = now();
         let own = &self.compiled.symbols;
         let agreed = match &mut self.state {
@@ -1019,7 +1151,7 @@ impl ConstraintMatcher {
                 own.limit_time(matcher, |matcher| matcher.validate_tokens(symbols)).unwrap_or_default()
             }
         };
-        self.spent += since(began);
+        self.count_time(began);
         agreed
     }
 }
@@ -1437,6 +1569,58 @@ mod tests {
         assert!(take().is_err());
         let fresh = compiled.matcher().unwrap();
         assert!(!fresh.is_complete() && fresh.symbols().get(usize::from(b'z')));
+    }
+
+    #[test]
+    fn a_slow_constraint_leaves_its_work_to_another_thread() {
+        let compiled = bytes().compile(&Constraint::Regex("(ab+|cd)*e".into())).unwrap();
+        let mut quick = compiled.matcher().unwrap();
+        let mut slow = quick.clone();
+        slow.fall_behind();
+        for symbol in b"abbcdab".map(u32::from) {
+            quick.consume(symbol).unwrap();
+            slow.consume(symbol).unwrap();
+            assert!(quick.find_if_quick().unwrap() && !slow.find_if_quick().unwrap());
+            assert!(slow.is_behind() && slow.forced(9).is_empty());
+            slow.catch_up_aside().unwrap();
+            assert!(!slow.is_behind() && slow.is_slow());
+            assert!(slow.symbols().iter().eq(quick.symbols().iter()) && slow.accepts() == quick.accepts());
+        }
+        for symbol in b"ex".map(u32::from) {
+            slow.consume(symbol).unwrap();
+        }
+        assert!(slow.catch_up_aside().is_err());
+    }
+
+    #[test]
+    fn a_tenant_that_compiles_leaves_room_for_others() {
+        let compiler = bytes();
+        compiler.compile(&Constraint::JsonObject).unwrap();
+        let symbols = compiler.symbols.get().unwrap();
+        let make = |tenant: &str| {
+            symbols.compiling.begin(tenant).unwrap();
+            Making { symbols: Arc::clone(symbols), tenant: tenant.to_owned() }
+        };
+        let mut own: Vec<Making> = (0..TENANT_COMPILING).map(|_| make("a")).collect();
+        let began = Instant::now();
+        drop(make("b"));
+        assert!(began.elapsed() < COMPILE_TIME);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| drop(make("a")));
+            thread::sleep(Duration::from_millis(20));
+            assert!(!waiting.is_finished());
+            own.pop();
+            waiting.join().unwrap();
+        });
+        drop(own);
+        assert!(lock(&symbols.compiling.tenants).is_empty());
+        // what was late is refused at once
+        let schema = Constraint::JsonSchema(r#"{"type": "null"}"#.into());
+        lock(&compiler.late).put(schema.clone(), now());
+        let error = compiler.compile(&schema).unwrap_err().to_string();
+        assert!(error.starts_with("constraint.json_schema: expected a form that is compiled in "), "{error}");
+        lock(&compiler.late).put(schema.clone(), now().checked_sub(REFUSED_FOR).unwrap());
+        compiler.compile(&schema).unwrap();
     }
 
     #[test]

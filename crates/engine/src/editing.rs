@@ -541,7 +541,7 @@ impl PendingCompletion {
         let card = session.engine.card();
         let mut search = CompletionSearch::new(rules, card)?;
         if let Some(constraint) = constraint {
-            search.constrain(session.engine.compile(&constraint)?.matcher()?);
+            search.constrain(session.engine.compile(&session.terms.tenant, &constraint)?.matcher()?);
         }
         let prefix = symbols.prefix(field, session.text_before(field, cursor)?, card)?;
         // gives the symbols back now, so that other searches can take them

@@ -121,11 +121,11 @@ impl Handle {
         self.enqueue_all(requests, terms).map(|()| all_events)
     }
 
-    /// Compiles a constraint for the model's vocabulary; a known one costs nothing. Fails as
+    /// Compiles a constraint of a tenant for the model's vocabulary; a known one costs nothing. Fails as
     /// [`ConstraintCompiler::compile`](super::constraint::ConstraintCompiler::compile) does.
-    pub fn compile(&self, constraint: &Constraint) -> Result<Arc<CompiledConstraint>> {
+    pub fn compile(&self, tenant: &str, constraint: &Constraint) -> Result<Arc<CompiledConstraint>> {
         let began = clock::now();
-        let compiled = self.inner().constraints.compile(constraint);
+        let compiled = self.inner().constraints.compile_for(tenant, constraint);
         let took = clock::since(began);
         let refused = compiled.is_err();
         self.inner().measurements.record(EngineEvent::Constrained { kind: constraint.kind(), took, refused });

@@ -4,6 +4,7 @@
 use crate::api::{DocumentEvent, Event, Events, Limits, Terms};
 use crate::cache::{Key, SegmentCacheHandle};
 use crate::clock;
+use crate::constraint::{ConstraintMatcher, LentConstraints};
 use crate::document_request::DocumentRequest;
 use crate::observer::{EngineEvent, Measurements};
 use crate::options::{EmittedSymbol, FinishReason};
@@ -14,6 +15,7 @@ use crate::summary::{EncodedDocument, PoolingUpdate};
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::error::{SendError, TrySendError};
@@ -44,6 +46,8 @@ pub(crate) struct Request {
     /// True if its rows were fed and their outcome is not taken yet.
     pub(crate) in_flight: bool,
     pub(crate) outcome: Option<Result<FinishReason>>,
+    /// Its constraints, while another thread finds what may follow their texts. Until then no outcome is taken.
+    pub(crate) lent: Option<LentConstraints>,
     /// How long its client has read none of the buffered events; `None` if the client keeps up.
     unread_for: Option<Duration>,
     /// Symbols fed since the scheduler last counted them.
@@ -68,6 +72,7 @@ impl Request {
             permit: None,
             in_flight: false,
             outcome: None,
+            lent: None,
             unread_for: None,
             fed: WorkDone::default(),
             step_symbols: 0,
@@ -165,7 +170,9 @@ impl Request {
         let (held, soon) = match &self.kind {
             RequestKind::Text(text) => {
                 let state = &*rows[*self.row_indices.first()?].state;
-                (state.bytes(), model.growth(state, text.symbols_soon().saturating_sub(state.len())))
+                // a fork has a last page of its own
+                let forks = text.session.forks() * model.bytes_for(1);
+                (state.bytes() + forks, model.growth(state, text.symbols_soon().saturating_sub(state.len())))
             }
             RequestKind::Document(summary) => {
                 let rows_held: usize = self.row_indices.iter().map(|&row| rows[row].state.bytes()).sum();
@@ -211,6 +218,35 @@ impl Request {
             text.session.flush();
         }
         self.outcome = Some(Err(error));
+    }
+
+    /// Takes its constraints, if it is not known what may follow some of their texts.
+    pub(crate) fn lend_constraints(&mut self) -> Option<Vec<ConstraintMatcher>> {
+        match &mut self.kind {
+            RequestKind::Text(text) => text.session.lend_constraint().map(|constraint| vec![constraint]),
+            RequestKind::Document(summary) => summary.search.lend_constraints(),
+        }
+    }
+
+    /// Takes back constraints that were lent, once they are ready. Returns false if they are not; waits until `until` in the first step.
+    /// Fails if one of them does.
+    pub(crate) fn take_constraints_back(&mut self, until: Instant) -> Result<bool> {
+        let Some(lent) = &mut self.lent else { return Ok(true) };
+        let wait = if lent.are_late { Duration::ZERO } else { until.saturating_duration_since(clock::now()) };
+        let constraints = match lent.receiver.recv_timeout(wait) {
+            Err(RecvTimeoutError::Timeout) => {
+                lent.are_late = true;
+                return Ok(false);
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(Error::Internal("a panic in a constraint".into())),
+            Ok(found) => found,
+        };
+        self.lent = None;
+        match &mut self.kind {
+            RequestKind::Text(text) => text.session.return_constraint(constraints?.pop()),
+            RequestKind::Document(summary) => summary.search.return_constraints(constraints?),
+        }
+        Ok(true)
     }
 
     /// Counts a feed whose outcome is about to be taken. `drafted` of its symbols count as symbols of a prompt.

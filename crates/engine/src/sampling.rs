@@ -1,7 +1,8 @@
 //! Choosing symbols and texts: the [`Sampler`], choices between texts, stop strings, and reported log-probabilities.
 
-use crate::options::{
-    EmittedSymbol, ExactLogprob, OptionLimits, STOP_FIELDS, Sampling, check_stop_count, check_stop_length,
+use crate::{
+    constraint::shared_lengths,
+    options::{EmittedSymbol, ExactLogprob, OptionLimits, STOP_FIELDS, Sampling, check_stop_count, check_stop_length},
 };
 use llguidance::toktrie::SimpleVob;
 use std::{cmp::Ordering, collections::VecDeque, fmt, sync::Arc};
@@ -95,21 +96,20 @@ impl Sampler {
         Ok(self.draw(uniform(self.sampling.seed, Purpose::Sampling, position)).unwrap_or(best as u32))
     }
 
-    /// Returns ln p of each symbol (vocab) after `text`, which follows what was generated, from the logits there, with bias and penalties
-    /// and without constraint and bans.
-    pub fn log_probabilities(&self, text: &[u32], logits: &[f32]) -> Vec<f64> {
-        let mut sampler = Self::new(self.sampling.clone(), 0);
-        if !(self.seen.is_empty() && self.counts.is_empty()) {
-            sampler.seen.clone_from(&self.seen);
-            sampler.counts.clone_from(&self.counts);
-            text.iter().for_each(|&symbol| sampler.see(symbol));
-        }
-        sampler.adjust(logits);
-        let mut weights = sampler.weights;
-        let peak = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let total = peak + weights.iter().map(|weight| (weight - peak).exp()).sum::<f64>().ln();
-        weights.iter_mut().for_each(|weight| *weight -= total);
-        weights
+    /// Returns a sampler with the same bias, penalties and seen symbols, and without constraint and bans.
+    fn unconstrained(&self) -> Self {
+        let sampling = self.sampling.clone();
+        Self { seen: self.seen.clone(), counts: self.counts.clone(), ..Self::new(sampling, 0) }
+    }
+
+    /// Applies bias and penalties to the logits (vocab). Returns the logarithm of the sum that makes probabilities of the weights.
+    fn normalise(&mut self, logits: &[f32]) -> f64 {
+        self.adjust(logits);
+        log_sum(self.weights.iter().copied())
+    }
+
+    fn weight(&self, symbol: u32) -> f64 {
+        self.weights.get(symbol as usize).copied().unwrap_or(f64::NEG_INFINITY)
     }
 
     /// Chooses one of several texts by ln p of each (texts), with the number of the symbol at `position`. Temperature and cuts apply to
@@ -240,35 +240,62 @@ fn argmax(values: &[f64]) -> Option<usize> {
 }
 
 // A choice between texts draws a text as a whole. A mask on each symbol would draw `ab` or `cd` by the probability of their first symbols
-// alone. So the row is fed each text in turn and goes back to the state before; then one number draws a text by the probabilities of
-// all its symbols, which are those that the model gives when it scores the text there. The draw depends on (seed, position) and on the
-// texts, not on their order.
+// alone. So the row is fed each text in turn, from where it parts from the text before it; then one number draws a text by the
+// probabilities of all its symbols, and of its end if the model can end a text: those that the model gives when it scores the text
+// there. The draw depends on (seed, position) and on the texts, not on their order.
+
+/// Maximum states that are kept of a text to go back to. From a place without one, a later text goes back further.
+pub(crate) const MAX_FORKS: usize = 16;
 
 /// The probabilities of texts, while they are computed.
 pub(crate) struct ChoiceScores {
-    texts: Vec<ScoredText>,
+    /// Sorted.
+    texts: Arc<[Vec<u32>]>,
+    /// For each text the number of symbols with which it begins like the text before it.
+    shared: Vec<usize>,
+    scores: Vec<TextScore>,
+    /// Maximum symbols of a text that count.
+    room: usize,
+    /// The marks that end a text; none if ends do not count.
+    ends: Vec<u32>,
     /// The logits (vocab) before the texts.
     pub(crate) logits: Vec<f32>,
-    /// The state before the texts; `None` while another row is fed what stands before them.
-    pub(crate) state: Option<Box<dyn State>>,
+    /// States on the way to the place that the row has reached, the first before the texts. None while another row is fed what stands
+    /// before them.
+    forks: Vec<Fork>,
     /// The index of the text that the row is fed, and the number of its symbols that it was fed.
     current: usize,
     fed: usize,
+    /// Has seen the symbols that the row was fed.
+    sampler: Sampler,
 }
 
-#[derive(Clone)]
-struct ScoredText {
-    symbols: Vec<u32>,
-    /// ln p of its first `known` symbols.
+#[derive(Debug, Clone, Copy, Default)]
+struct TextScore {
+    /// ln p of its first `known` symbols, of which the end may be the last.
     logprob: f64,
     known: usize,
 }
 
+struct Fork {
+    /// Symbols of the present text that the state has been fed.
+    fed: usize,
+    state: Box<dyn State>,
+}
+
 impl Clone for ChoiceScores {
     fn clone(&self) -> Self {
-        let Self { texts, logits, state, current, fed } = self;
-        let state = state.as_ref().map(|state| state.fork());
-        Self { texts: texts.clone(), logits: logits.clone(), state, current: *current, fed: *fed }
+        let forks = self.forks.iter().map(|fork| Fork { fed: fork.fed, state: fork.state.fork() }).collect();
+        Self {
+            texts: Arc::clone(&self.texts),
+            shared: self.shared.clone(),
+            scores: self.scores.clone(),
+            ends: self.ends.clone(),
+            logits: self.logits.clone(),
+            sampler: self.sampler.clone(),
+            forks,
+            ..*self
+        }
     }
 }
 
@@ -279,41 +306,96 @@ impl fmt::Debug for ChoiceScores {
 }
 
 impl ChoiceScores {
-    /// Begins with the first symbols of the texts, of which at most `room` symbols count, from the logits (vocab) before them.
-    pub(crate) fn new(texts: &[Vec<u32>], room: usize, logits: &[f32], sampler: &Sampler) -> Self {
-        let scored = |text: &Vec<u32>| {
-            let symbols = text.iter().copied().take(room).collect();
-            ScoredText { symbols, logprob: 0.0, known: 0 }
+    /// Begins with the first symbols of sorted texts, of which at most `room` symbols count, from the logits (vocab) before them. The
+    /// marks `ends` end a text.
+    pub(crate) fn new(texts: &Arc<[Vec<u32>]>, room: usize, ends: Vec<u32>, logits: &[f32], sampler: &Sampler) -> Self {
+        let mut choice = Self {
+            texts: Arc::clone(texts),
+            shared: shared_lengths(texts),
+            scores: vec![TextScore::default(); texts.len()],
+            room,
+            ends,
+            logits: logits.to_vec(),
+            forks: Vec::new(),
+            current: 0,
+            fed: 0,
+            sampler: sampler.unconstrained(),
         };
-        let texts = texts.iter().map(scored).collect();
-        let mut scores = Self { texts, logits: logits.to_vec(), state: None, current: 0, fed: 0 };
-        scores.take(&[], logits, sampler);
-        scores.find_next();
-        scores
+        choice.take(logits);
+        choice.find_next(sampler);
+        choice
     }
 
-    /// Adds the log-probabilities of the symbols that follow `text`, from the logits (vocab) after it.
-    fn take(&mut self, text: &[u32], logits: &[f32], sampler: &Sampler) {
-        let follows = |own: &&mut ScoredText| {
-            own.known == text.len() && own.known < own.symbols.len() && own.symbols.starts_with(text)
-        };
-        let mut following = self.texts.iter_mut().filter(follows).peekable();
-        if following.peek().is_none() {
+    /// Returns the symbols of a text that count.
+    fn text(&self, index: usize) -> &[u32] {
+        self.texts.get(index).map_or(&[], |text| text.get(..self.room).unwrap_or(text))
+    }
+
+    /// Returns the number of a text's probabilities: of its symbols, and of its end if that counts. The last one is known before
+    /// what it is the probability of is fed.
+    fn terms(&self, index: usize) -> usize {
+        let len = self.text(index).len();
+        len + usize::from(len < self.room && !self.ends.is_empty())
+    }
+
+    fn is_open(&self, index: usize) -> bool {
+        self.scores.get(index).is_some_and(|own| own.known < self.terms(index))
+    }
+
+    /// Adds the log-probabilities of what follows the symbols that were fed, from the logits (vocab) there.
+    fn take(&mut self, logits: &[f32]) {
+        let fed = self.fed;
+        let later = self.current + 1..self.texts.len();
+        let alike = later.take_while(|index| self.shared.get(*index).is_some_and(|shared| *shared >= fed));
+        let follows =
+            |index: &usize| self.is_open(*index) && self.scores.get(*index).is_some_and(|own| own.known == fed);
+        let open: Vec<usize> = std::iter::once(self.current).chain(alike).filter(follows).collect();
+        if open.is_empty() {
             return;
         }
-        let logprobs = sampler.log_probabilities(text, logits);
-        for own in following {
-            let logprob = own.symbols.get(own.known).and_then(|symbol| logprobs.get(*symbol as usize));
-            own.logprob += logprob.copied().unwrap_or(f64::NEG_INFINITY);
-            own.known += 1;
+        let total = self.sampler.normalise(logits);
+        for index in open {
+            let weight = match self.text(index).get(fed) {
+                Some(symbol) => self.sampler.weight(*symbol),
+                None => log_sum(self.ends.iter().map(|end| self.sampler.weight(*end))),
+            };
+            if let Some(own) = self.scores.get_mut(index) {
+                own.logprob += weight - total;
+                own.known += 1;
+            }
         }
     }
 
-    /// Turns to the next text whose probability is not known.
-    fn find_next(&mut self) {
-        self.fed = 0;
-        let is_open = |own: &ScoredText| own.known < own.symbols.len();
-        self.current = self.texts.iter().position(is_open).unwrap_or(self.texts.len());
+    /// Turns to the next text whose probability is not known. The row must go back to the last fork if that was fed less.
+    fn find_next(&mut self, sampler: &Sampler) {
+        let next = (self.current..self.texts.len()).find(|index| self.is_open(*index)).unwrap_or(self.texts.len());
+        let between = self.shared.get(self.current + 1..=next).unwrap_or_default();
+        let shared = between.iter().copied().min().unwrap_or(self.fed).min(self.fed);
+        self.current = next;
+        if next == self.texts.len() || shared == self.fed {
+            return;
+        }
+        while self.forks.last().is_some_and(|fork| fork.fed > shared) {
+            self.forks.pop();
+        }
+        self.fed = self.forks.last().map_or(0, |fork| fork.fed);
+        self.sampler = sampler.unconstrained();
+        let symbols = self.texts.get(next).into_iter().flatten();
+        symbols.take(self.fed).for_each(|symbol| self.sampler.see(*symbol));
+    }
+
+    /// Returns the first place after `fed` symbols of the present text, or there, where a later text parts from it.
+    fn next_parting(&self, fed: usize) -> Option<usize> {
+        let mut shared = usize::MAX;
+        let mut parting = None;
+        for index in self.current + 1..self.texts.len() {
+            shared = shared.min(self.shared.get(index).copied().unwrap_or_default());
+            if shared < fed {
+                break;
+            }
+            parting = Some(shared).filter(|_| self.is_open(index)).or(parting);
+        }
+        parting
     }
 
     /// Returns true if all probabilities are known.
@@ -323,55 +405,78 @@ impl ChoiceScores {
 
     /// The symbols of the present text that are fed.
     fn path(&self) -> &[u32] {
-        self.texts.get(self.current).and_then(|text| text.symbols.split_last()).map_or(&[], |(_, path)| path)
+        self.text(self.current).get(..self.terms(self.current).saturating_sub(1)).unwrap_or_default()
     }
 
     /// Returns the number of symbols that the row is still to be fed of the present text.
     pub(crate) fn left(&self) -> usize {
-        self.path().len() - self.fed
+        self.path().len().saturating_sub(self.fed)
     }
 
     /// Returns the number of symbols of the longest text.
     pub(crate) fn longest(&self) -> usize {
-        self.texts.iter().map(|text| text.symbols.len()).max().unwrap_or_default()
+        (0..self.texts.len()).map(|index| self.text(index).len()).max().unwrap_or_default()
+    }
+
+    /// The state before the texts, while the row is fed one of them.
+    pub(crate) fn settled_state(&self) -> Option<&dyn State> {
+        self.forks.first().map(|fork| &*fork.state)
+    }
+
+    /// Returns the number of states that are kept.
+    pub(crate) fn forks(&self) -> usize {
+        self.forks.len()
+    }
+
+    /// Begins to feed a row with this state before the texts.
+    pub(crate) fn settle(&mut self, state: Box<dyn State>) {
+        self.forks = vec![Fork { fed: 0, state }];
     }
 
     /// Begins the present text anew, because its row was lost.
-    pub(crate) fn rewind(&mut self) {
-        self.state = None;
+    pub(crate) fn rewind(&mut self, sampler: &Sampler) {
+        self.forks.clear();
         self.fed = 0;
+        self.sampler = sampler.unconstrained();
     }
 
-    /// Sets the row's feed to at most `chunk` symbols of the present text.
+    /// Sets the row's feed to at most `chunk` symbols of the present text, up to where the next one parts from it.
     pub(crate) fn feed(&self, row: &mut SequenceRow, chunk: usize) {
-        let end = self.path().len().min(self.fed + chunk.max(1));
-        row.set(self.path().get(self.fed..end).unwrap_or_default(), Want::All);
+        let path = self.path();
+        let end = path.len().min(self.fed + chunk.max(1));
+        let end = self.next_parting(self.fed + 1).map_or(end, |parting| end.min(parting));
+        row.set(path.get(self.fed..end).unwrap_or_default(), Want::All);
     }
 
-    /// Takes the results of the feed. Returns true if the row is at the end of the present text: it must then go back.
-    pub(crate) fn absorb(&mut self, row: &SequenceRow, sampler: &Sampler) -> bool {
-        let path = self.path().to_vec();
+    /// Takes the results of the feed. At the end of the present text, the row goes back to where the next one parts from it, and at
+    /// last to the state before the texts.
+    pub(crate) fn absorb(&mut self, row: &mut SequenceRow, sampler: &Sampler) {
         let vocabulary = self.logits.len().max(1);
-        for logits in row.logits.chunks_exact(vocabulary) {
+        for (symbol, logits) in row.feed.iter().zip(row.logits.chunks_exact(vocabulary)) {
             self.fed += 1;
-            self.take(path.get(..self.fed).unwrap_or_default(), logits, sampler);
+            self.sampler.see(*symbol);
+            self.take(logits);
         }
-        let ends = self.fed >= path.len();
-        if ends {
-            self.find_next();
+        let fed = self.fed;
+        if fed >= self.path().len() {
+            self.find_next(sampler);
         }
-        ends
+        let back = if self.is_done() { self.forks.first() } else { self.forks.last().filter(|_| self.fed < fed) };
+        if let Some(fork) = back {
+            row.state = fork.state.fork();
+        } else if self.forks.len() < MAX_FORKS && self.next_parting(fed) == Some(fed) {
+            self.forks.push(Fork { fed, state: row.state.fork() });
+        }
     }
 
     /// Draws a text, with the number of the symbol at `position`. If it does not begin as the resumed text does, draws among those that
     /// do; `None` if there are none. Fails if no text is possible.
     pub(crate) fn draw(&self, sampler: &Sampler, resumed: &VecDeque<u32>, position: usize) -> Result<Option<usize>> {
         let begins = |index: usize| {
-            self.texts.get(index).is_some_and(|text| {
-                text.symbols.len() >= resumed.len() && text.symbols.iter().zip(resumed).all(|(own, given)| own == given)
-            })
+            let own = self.text(index);
+            own.len() >= resumed.len() && own.iter().zip(resumed).all(|(own, given)| own == given)
         };
-        let mut logprobs: Vec<f32> = self.texts.iter().map(|text| text.logprob as f32).collect();
+        let mut logprobs: Vec<f32> = self.scores.iter().map(|own| own.logprob as f32).collect();
         let drawn = sampler.choose_text(&logprobs, position)?;
         if begins(drawn) {
             return Ok(Some(drawn));
@@ -381,6 +486,12 @@ impl ChoiceScores {
         let is_possible = logprobs.iter().any(|logprob| *logprob > f32::NEG_INFINITY);
         is_possible.then(|| sampler.choose_text(&logprobs, position)).transpose()
     }
+}
+
+/// Returns the logarithm of the sum of what these are the logarithms of.
+fn log_sum(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let peak = values.clone().fold(f64::NEG_INFINITY, f64::max);
+    if peak == f64::NEG_INFINITY { peak } else { peak + values.map(|value| (value - peak).exp()).sum::<f64>().ln() }
 }
 
 /// Log-probabilities reported for each symbol.

@@ -205,7 +205,7 @@ impl Session {
 
     /// The choice of which the row is fed a text.
     fn tried(&self) -> Option<&ChoiceScores> {
-        self.choice.as_ref().filter(|choice| choice.state.is_some())
+        self.choice.as_ref().filter(|choice| choice.forks() > 0)
     }
 
     /// Symbols that follow the text of [`sequence_symbols`](Self::sequence_symbols) while texts of a choice are tried, at most.
@@ -215,7 +215,12 @@ impl Session {
 
     /// The state after the session's text, if the row is fed a text that is only tried.
     pub fn settled_state(&self) -> Option<&dyn State> {
-        self.tried()?.state.as_deref()
+        self.choice.as_ref()?.settled_state()
+    }
+
+    /// Number of states to which the row may go back while texts of a choice are tried.
+    pub fn forks(&self) -> usize {
+        self.choice.as_ref().map_or(0, ChoiceScores::forks)
     }
 
     /// The part of the text that is held in memory: the prompt, then the sampled symbols. Empty for a text scored in windows.
@@ -256,7 +261,9 @@ impl Session {
     /// Continues with a fresh row because the previous one was lost. The output stays the same.
     pub fn rewind(&mut self) {
         self.drop_draft();
-        self.choice.iter_mut().for_each(ChoiceScores::rewind);
+        if let Some((choice, generation)) = self.choice.as_mut().zip(self.generation.as_ref()) {
+            choice.rewind(&generation.sampler);
+        }
         self.row_len = self.replay_position();
         self.lost_row = true;
     }
@@ -311,10 +318,17 @@ impl Session {
         self.remaining_symbols() == 1 && self.distributions.as_ref().is_some_and(DistributionsSoFar::has_any)
     }
 
-    /// Returns its constraint if the symbols that may follow are to be found while the model computes.
-    pub(crate) fn constraint_behind(&mut self) -> Option<&mut ConstraintMatcher> {
-        let constraint = self.generation.as_mut()?.constraint.as_deref_mut();
-        constraint.filter(|constraint| constraint.is_behind())
+    /// Takes its constraint if the symbols that may follow are to be found while the model computes.
+    pub(crate) fn lend_constraint(&mut self) -> Option<ConstraintMatcher> {
+        let constraint = &mut self.generation.as_mut()?.constraint;
+        constraint.take_if(|constraint| constraint.is_behind()).map(|constraint| *constraint)
+    }
+
+    /// Gives the constraint back. Its [`absorb`](Self::absorb) needs it.
+    pub(crate) fn return_constraint(&mut self, constraint: Option<ConstraintMatcher>) {
+        if let Some(generation) = &mut self.generation {
+            generation.constraint = constraint.map(Box::new);
+        }
     }
 
     /// Number of sampled symbols, or of scored ones.
@@ -367,7 +381,7 @@ impl Session {
         if self.row_len >= self.seen()
             && let Some(choice) = &mut self.choice
         {
-            choice.state = Some(row.state.fork());
+            choice.settle(row.state.fork());
         }
         self.computed = self.computed.max(self.row_len);
         if row.feed[..] == [contract::END] {
@@ -560,6 +574,9 @@ impl Session {
             return 0;
         }
         let mut constraint = self.generation.as_mut().and_then(|generation| generation.constraint.as_mut());
+        if constraint.as_ref().is_some_and(|constraint| constraint.is_behind()) {
+            return 0;
+        }
         if self.forced_feed == ForcedFeed::Drafts
             && let Some(constraint) = &mut constraint
         {
@@ -680,9 +697,10 @@ impl Session {
         let position = row.state.len() - later;
         if let Some(texts) = generation.open_choice(position) {
             let room = generation.max_symbols.saturating_sub(position);
-            let mut choice = ChoiceScores::new(&texts, room, logits, &generation.sampler);
+            let ends = generation.choice_ends();
+            let mut choice = ChoiceScores::new(&texts, room, ends, logits, &generation.sampler);
             if !choice.is_done() {
-                choice.state = Some(row.state.fork());
+                choice.settle(row.state.fork());
                 self.choice = Some(choice);
                 return Ok(SessionProgress::Prefilling);
             }
@@ -691,18 +709,13 @@ impl Session {
         self.sample_next(row, later, logits)
     }
 
-    /// Takes the results of a text of a choice that was tried. The row goes back to the state before it. Draws a text, and samples its
-    /// first symbol, once all probabilities are known.
+    /// Takes the results of symbols of a choice that are tried. Draws a text, and samples its first symbol, once all probabilities are
+    /// known: the row is back at the state before the texts then.
     fn absorb_tried(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
-        self.row_len += row.positions();
         let Some(generation) = &mut self.generation else { return Ok(SessionProgress::Finished(FinishReason::End)) };
         let Some(mut choice) = self.choice.take() else { return Ok(SessionProgress::Decoding) };
-        if choice.absorb(row, &generation.sampler)
-            && let Some(state) = &choice.state
-        {
-            row.state = state.fork();
-            self.row_len = row.state.len();
-        }
+        choice.absorb(row, &generation.sampler);
+        self.row_len = row.state.len();
         if !choice.is_done() {
             self.choice = Some(choice);
             return Ok(SessionProgress::Prefilling);
@@ -854,6 +867,15 @@ impl Generator {
         self.constraint.as_ref().filter(|_| may_write)?.open_choice()
     }
 
+    /// Returns the marks whose probability after each text of a choice counts.
+    fn choice_ends(&self) -> Vec<u32> {
+        match self.control {
+            _ if self.stopping.ignore_end => Vec::new(),
+            Some(control) => vec![control.specials.end],
+            None => self.ends.clone(),
+        }
+    }
+
     /// Draws a text of a choice. If another one was resumed, draws among those that begin as the resumed text does.
     fn draw_text(&mut self, choice: &ChoiceScores, position: usize) -> Result<()> {
         let index = choice.draw(&self.sampler, &self.resumed, position)?;
@@ -941,11 +963,11 @@ impl Generator {
         self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.consume(symbol))
     }
 
-    /// Finds the symbols that the constraint allows next, and ends the generation if there are none. In a large vocabulary they are found
-    /// while the next step runs, and the generation ends after it. Fails if the vocabulary lacks all of them.
+    /// Finds the symbols that the constraint allows next, and ends the generation if there are none. If that takes long, they are found
+    /// while the next step runs, and the generation ends after it.
     fn find_allowed(&mut self) -> Result<()> {
         if let Some(constraint) = self.constraint.as_mut().filter(|_| self.reason.is_none())
-            && constraint.update_if_quick()?
+            && constraint.find_if_quick()?
         {
             self.reason = constraint.is_complete().then_some(FinishReason::Constraint);
         }
@@ -1034,6 +1056,7 @@ impl Generator {
         }
         if let Some(constraint) = &mut self.constraint {
             constraint.catch_up()?;
+            constraint.dead_end().map_or(Ok(()), Err)?;
         }
         if self.is_left(logits) {
             self.flush(output);

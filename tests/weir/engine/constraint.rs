@@ -1,10 +1,16 @@
 //! Generations whose text must have a form: in company, preempted, resumed, and drawn by their probabilities.
 
 use super::*;
-use crate::engine::harness::run;
-use weir::engine::{
-    constraint::{CompiledConstraint, Constraint, ConstraintCompiler},
-    speculation::Speculation,
+use crate::{engine::harness::run, toy_model::SYMBOLS};
+use weir::{
+    engine::{
+        constraint::{CompiledConstraint, Constraint, ConstraintCompiler},
+        speculation::Speculation,
+    },
+    models::{
+        contract::Card,
+        text::{SpecialSymbols, TextNormaliser, Vocabulary},
+    },
 };
 
 fn compile(constraint: Constraint) -> Arc<CompiledConstraint> {
@@ -120,65 +126,126 @@ fn a_resumed_text_must_have_the_form() {
 }
 
 /// Returns what a generation with a choice writes after `prompt`, and resumes after `resumed`.
-fn chosen(toy: &Toy, choice: &Arc<CompiledConstraint>, prompt: &[u32], resumed: &[u32], seed: u64) -> Vec<u32> {
+fn chosen(card: &Card, choice: &Arc<CompiledConstraint>, prompt: &[u32], resumed: &[u32], seed: u64) -> Vec<u32> {
     let constraint = Some(Arc::clone(choice));
     let mut request = Generate { constraint, resumed: resumed.to_vec(), ..generate(prompt, 20) };
     request.sampling.seed = seed;
-    let output = run(Session::generate(request, toy.card()).unwrap(), toy, 9);
+    let output = run(Session::generate(request, card).unwrap(), &*Toy::new(), 9);
     assert_eq!(output.reason, FinishReason::Constraint);
     output.characters.iter().map(|emitted| emitted.symbol).collect()
+}
+
+/// Returns the card of a model whose symbol `c` ends a text.
+fn ended() -> Card {
+    let specials = SpecialSymbols { start: 4, end: 3, segment_start: 5, segment_end: 6, unknown: 7 };
+    let vocabulary = Vocabulary::from_symbols_with_specials(&SYMBOLS, specials, TextNormaliser::None).unwrap();
+    Card { vocabulary: Arc::new(vocabulary), ..Toy::new().card().clone() }
+}
+
+/// Returns the probabilities that scoring gives to texts after `prompt`, with their ends if the model has an end mark.
+fn scored<'a>(card: &Card, prompt: &[u32], texts: impl Iterator<Item = &'a [u32]>) -> Vec<f64> {
+    let toy = Toy::new();
+    let ends_text = card.vocabulary.specials().is_some();
+    let weight = |text: &[u32]| {
+        let score = Score { symbols: [prompt, text].concat(), logprobs: true, ends_text, ..Score::default() };
+        let output = run(Session::score(score, card).unwrap(), &*toy, 9);
+        let scored = output.characters[prompt.len()..].iter();
+        scored.map(|emitted| f64::from(emitted.logprob.unwrap())).sum::<f64>().exp()
+    };
+    texts.map(weight).collect()
+}
+
+fn choose_between(card: &Card, texts: Vec<String>) -> Arc<CompiledConstraint> {
+    ConstraintCompiler::new(Arc::clone(&card.vocabulary)).compile(&Constraint::Choice(texts)).unwrap()
 }
 
 /// A choice draws each text by its probability, as scoring gives it, divided by the sum of all.
 #[test]
 fn choices_are_drawn_by_their_probabilities() {
-    let toy = Toy::new();
-    let vocabulary = &toy.card().vocabulary;
+    let without_end = Toy::new().card().clone();
     // one begins another one
-    let texts = ["ab", "aba", "aca", "acbbb", "b c", "c"];
-    let prompt = [1, 2, 3];
-    let encoded = texts.map(|text| vocabulary.encode("prompt", text, 9).unwrap());
-    let weights = encoded.clone().map(|text| {
-        let symbols = [&prompt[..], &text].concat();
-        let score = Score { symbols, logprobs: true, ..Score::default() };
-        let output = run(Session::score(score, toy.card()).unwrap(), &*toy, 9);
-        let scored = output.characters[prompt.len()..].iter();
-        scored.map(|emitted| f64::from(emitted.logprob.unwrap())).sum::<f64>().exp()
-    });
-    let choice = compile(Constraint::Choice(texts.map(str::to_owned).to_vec()));
-    let draws = 10_000;
-    let mut counts = [0_usize; 6];
-    for seed in 0..draws {
-        let drawn = chosen(&toy, &choice, &prompt, &[], seed);
-        counts[encoded.iter().position(|text| *text == drawn).unwrap()] += 1;
+    for (card, texts) in
+        [(without_end, ["ab", "aba", "aca", "acbbb", "b c", "c"]), (ended(), ["ab", "aba", "a a", "a bbb", "b", "bb"])]
+    {
+        let prompt = [1, 2, 3].map(|symbol| symbol.min(2));
+        let encoded = texts.map(|text| card.vocabulary.encode("prompt", text, 9).unwrap());
+        let weights = scored(&card, &prompt, encoded.iter().map(|text| &text[..]));
+        let choice = choose_between(&card, texts.map(str::to_owned).to_vec());
+        let draws = 10_000;
+        let mut counts = [0_usize; 6];
+        for seed in 0..draws {
+            let drawn = chosen(&card, &choice, &prompt, &[], seed);
+            counts[encoded.iter().position(|text| *text == drawn).unwrap()] += 1;
+        }
+        let total: f64 = weights.iter().sum();
+        let expected = weights.iter().map(|weight| weight / total * draws as f64);
+        let terms = counts.iter().zip(expected).map(|(&count, mean)| (count as f64 - mean).powi(2) / mean);
+        // exceeded by one in a thousand with five degrees of freedom
+        assert!(terms.sum::<f64>() < 20.52, "{counts:?} {weights:?}");
+        // the order of the texts is of no importance
+        let turned = choose_between(&card, texts.iter().rev().map(|text| (*text).to_owned()).collect());
+        for seed in 0..200 {
+            assert_eq!(chosen(&card, &turned, &prompt, &[], seed), chosen(&card, &choice, &prompt, &[], seed));
+        }
     }
-    let expected = weights.map(|weight| weight / weights.iter().sum::<f64>() * draws as f64);
-    let terms = counts.iter().zip(expected).map(|(&count, mean)| (count as f64 - mean).powi(2) / mean);
-    // exceeded by one in a thousand with five degrees of freedom
-    assert!(terms.sum::<f64>() < 20.52, "{counts:?} {expected:?}");
-    // the order of the texts is of no importance, and the most probable one is greedy's
-    let turned = compile(Constraint::Choice(texts.iter().rev().map(|text| (*text).to_owned()).collect()));
-    for seed in 0..200 {
-        assert_eq!(chosen(&toy, &turned, &prompt, &[], seed), chosen(&toy, &choice, &prompt, &[], seed));
+}
+
+/// Texts that part in many places, and more often than states are kept.
+#[test]
+fn greedy_choices_are_the_most_probable_texts() {
+    for card in [Toy::new().card().clone(), ended()] {
+        for seed in 0..30 {
+            let digit = |index: u64| (mix(seed << 20 | index) % 3) as u32;
+            let mut texts: Vec<Vec<u32>> = match seed % 3 {
+                0 => (0..30).map(|own| (0..1 + own % 9).map(|index| digit(own * 9 + index)).collect()).collect(),
+                1 => (0..40).map(|own| [vec![1; 40 - own], vec![2; 1 + own % 3]].concat()).collect(),
+                _ => (0..81).map(|own: u32| [27, 9, 3, 1].map(|power| own / power % 3).to_vec()).collect(),
+            };
+            texts.sort();
+            texts.dedup();
+            let weights = scored(&card, &[1, 2], texts.iter().map(|text| &text[..]));
+            let mut best = 0;
+            for index in 1..texts.len() {
+                best = if weights[index] > weights[best] { index } else { best };
+            }
+            let choice = choose_between(&card, texts.iter().map(|text| card.vocabulary.decode(text)).collect());
+            let mut request = Generate { constraint: Some(choice), ..generate(&[1, 2], 60) };
+            request.sampling.temperature = 0.0;
+            let output = run(Session::generate(request, &card).unwrap(), &*Toy::new(), 7);
+            let written: Vec<u32> = output.characters.iter().map(|emitted| emitted.symbol).collect();
+            assert_eq!(written, texts[best], "{seed}");
+        }
     }
-    let mut greedy = Generate { constraint: Some(choice), ..generate(&prompt, 20) };
-    greedy.sampling.temperature = 0.0;
-    let written: Vec<u32> = alone(Job::Generate(greedy), 9).characters.iter().map(|emitted| emitted.symbol).collect();
-    let best = (0..6).max_by(|&a, &b| weights[a].total_cmp(&weights[b])).unwrap();
-    assert_eq!(written, encoded[best]);
+}
+
+/// What texts share is fed once.
+#[test]
+fn a_choice_costs_as_much_as_the_places_where_its_texts_part() {
+    let (toy, engine) = started(Limits::default());
+    let label = |own: u32| [vec![1, 2, 3, 1, 2, 3], [81, 27, 9, 3, 1].map(|power| own / power % 3).to_vec()].concat();
+    let texts = (0..243).map(|own| toy.card().vocabulary.decode(&label(own))).collect();
+    let constraint = Some(choose_between(toy.card(), texts));
+    let request = Generate { constraint, ..generate(&[1, 2], 100) };
+    let (output, timing) = read_timed(engine.submit(Job::Generate(request), None).unwrap()).unwrap();
+    assert_eq!(output.usage.generated_chars, 11);
+    // the prompt, the beginning, each of 3 + 9 + 27 + 81 places, and the text that was drawn
+    assert!(timing.steps <= 124, "{}", timing.steps);
+    let fed: usize = toy.steps.lock().unwrap().iter().flatten().sum();
+    assert!(fed <= 2 + 6 + 120 + 11, "{fed}");
+    assert_idle(&toy, &engine);
 }
 
 #[test]
 fn a_resumed_choice_goes_on_with_the_text_that_was_drawn() {
-    let toy = Toy::new();
+    let card = Toy::new().card().clone();
     let choice = compile(Constraint::Choice(["abcab", "abcac", "abb", "ab", "cca"].map(str::to_owned).to_vec()));
     for seed in 0..40 {
-        let whole = chosen(&toy, &choice, &[1, 2], &[], seed);
+        let whole = chosen(&card, &choice, &[1, 2], &[], seed);
         for at in 0..=whole.len() {
-            assert_eq!(chosen(&toy, &choice, &[1, 2], &whole[..at], seed), whole[at..], "{seed}, {at}");
+            assert_eq!(chosen(&card, &choice, &[1, 2], &whole[..at], seed), whole[at..], "{seed}, {at}");
         }
         // a text that this seed may not draw
-        let other = chosen(&toy, &choice, &[1, 2], &[1, 2, 3, 1], seed);
+        let other = chosen(&card, &choice, &[1, 2], &[1, 2, 3, 1], seed);
         assert!(other == [2] || other == [3], "{other:?}");
     }
 }

@@ -107,8 +107,10 @@ impl JobService {
         let priority = request.message.priority;
         let id = Arc::clone(&request.call.id);
         let engine = self.engines.find_able("model", request.message.model.as_deref(), continues_text)?;
+        let tenant = request.call.tenant();
         let convert = move |message, engine: &Lease| {
-            let (job, format) = convert::generate_job(message, engine.card(), |constraint| engine.compile(constraint))?;
+            let compile = |constraint: &_| engine.compile(&tenant, constraint);
+            let (job, format) = convert::generate_job(message, engine.card(), compile)?;
             let mut encoder = GenerateEncoder::new(format, engine.card(), &id);
             encoder.pieces.skip(&job.resumed);
             Ok((Job::Generate(job), encoder))

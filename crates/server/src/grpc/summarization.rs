@@ -94,8 +94,10 @@ impl JobService {
         }
         convert::reject_end_when_complete(&wire, "options.constraint.end_when_complete")?;
         let engine = engine.clone();
-        let compile = move || engine.compile(&convert::constraint(wire)?);
-        let compiled = self.workers.run(&call.tenant(), INLINE_BYTES, compile).await.flatten();
+        let tenant = call.tenant();
+        let own = Arc::clone(&tenant);
+        let compile = move || engine.compile(&own, &convert::constraint(wire)?);
+        let compiled = self.workers.run(&tenant, INLINE_BYTES, compile).await.flatten();
         compiled.map(Some).map_err(|error| error.named(Constraint::option_field))
     }
 

@@ -102,12 +102,11 @@ def converts(command: str, source: str) -> Runs:
 PAGES: Dict[str, List[Step]] = {
     "README.md": [
         Elsewhere("$ cargo install --path . --locked", BUILT),
-        Serves("$ weir serve"),
         Runs(
-            "$ curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
-            """-d '{"prompt": "the history of the city", "max_tokens": 80, "seed": 1}'""",
-            r'\{.*"text":".{60,80}".*"completion_tokens":80,.*\}',
+            "$ echo 'The goverment did not recieve it.' | weir check",
+            "-:1:5: goverment → government\n-:1:23: recieve → receive, relieve\n",
         ),
+        Serves("$ weir serve"),
         Serves("weir serve --model models/compared/hourglass-english-vanilla --model models/hourglass-english &"),
         Runs(
             "weir-loadtest compare --wait 60s --models hourglass-english-vanilla,hourglass-english",

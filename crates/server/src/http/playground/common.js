@@ -163,6 +163,31 @@ async function events(path, body, signal, handle) {
   }
 }
 
+/** Reads and writes the browser's storage, which the browser may forbid. */
+function stored(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+function store(name, value) {
+  try {
+    localStorage.setItem(name, value);
+  } catch {
+    // Then the next visit begins as the first one.
+  }
+}
+
+/** The entry of the storage that says that a run was done: the settings are folded from then on. */
+const RAN = "weir-playground-ran";
+
+/** Folds the settings of a form or of the page: the answer takes their place. */
+function foldSettings(root) {
+  for (const settings of root.querySelectorAll(".settings")) settings.open = false;
+}
+
 /** A form whose work runs at most once at a time, shows its status, and can be stopped. */
 class Task {
   /** `fields` maps fields of the API to the ids, names and rules of inputs. */
@@ -245,10 +270,10 @@ class Task {
     this.showStatus("");
     for (const input of this.form.querySelectorAll("[aria-invalid]")) this.mark(input, false);
     this.stopping = new AbortController();
-    // The answer takes the place of the settings.
-    if (work === this.work) for (const settings of this.form.querySelectorAll(".settings")) settings.open = false;
+    if (work === this.work) foldSettings(this.form);
     try {
       await work(this.stopping.signal);
+      if (work === this.work) store(RAN, "1");
     } catch (error) {
       if (error.name === "AbortError") this.showStatus("Stopped.");
       else this.showError(error);

@@ -199,6 +199,7 @@ class Editor {
     this.tail = !first ? before : before.startsWith(first.text) ? before.slice(first.text.length) : "";
     this.showItems();
     this.draw();
+    this.reveal();
     clearTimeout(this.speaking);
     at("edit-spoken").textContent = "";
     if (first) this.speaking = setTimeout(() => (at("edit-spoken").textContent = `Completion: ${this.ghost()}`), SPOKEN_PAUSE);
@@ -234,6 +235,7 @@ class Editor {
     const [words] = /^(?:\S*\s+\S+(?=[\s.,;:!?])){1,2} ?/.exec(answer.choices[0].text) || [""];
     this.tail = words;
     this.draw();
+    this.reveal();
   }
 
   /** Selects a completion, which becomes the ghost text. */
@@ -251,11 +253,16 @@ class Editor {
     this.insert(text);
   }
 
-  /** Replaces a word by a likelier one. */
-  replace({ start, end }, text) {
-    const { selectionStart, value } = this.area;
+  select({ start, end }) {
     this.area.focus();
     this.area.setSelectionRange(start, end);
+  }
+
+  /** Replaces a word by a likelier one. */
+  replace(word, text) {
+    const { start, end } = word;
+    const { selectionStart, value } = this.area;
+    this.select(word);
     this.insert(text);
     const cursor = selectionStart >= end ? selectionStart + this.area.value.length - value.length : start + text.length;
     this.area.setSelectionRange(cursor, cursor);
@@ -308,7 +315,7 @@ class Editor {
       entry.addEventListener("mousedown", (event) => event.preventDefault());
       const words = make("span", "words");
       words.append(make("span", "typed", beginning), text.replaceAll("\n", "⏎"));
-      entry.append(make("kbd", "", `Alt+${index + 1}`), words, make("span", "share", `${shown(percent, 1)} %`));
+      entry.append(make("kbd", "", `Alt+${index + 1}`), words, make("span", "share", percent < 0.1 ? "<0.1 %" : `${shown(percent, 1)} %`));
       return entry;
     }));
     at("no-alternatives").hidden = this.items.length > 0;
@@ -317,8 +324,9 @@ class Editor {
   showSurprises() {
     at("surprises").replaceChildren(...this.surprises.words.map((word) => {
       const item = make("li");
-      const entry = button("", () => this.fixes.offer(word, true));
       const [best] = word.alternatives;
+      const entry = button("", () => (best ? this.replace(word, best) : this.select(word)));
+      entry.title = best ? `Replace ${word.text} with ${best}` : `Show ${word.text}`;
       entry.append(make("s", "", word.text), ...(best ? [" → ", make("span", "", best)] : []));
       item.append(entry);
       return item;
@@ -382,6 +390,17 @@ class Editor {
     this.mirror.scrollTop = this.area.scrollTop;
     at("heat-key").hidden = !isHot;
     at("segment-key").hidden = isHot;
+  }
+
+  /** Scrolls the end of the ghost text into view, if its beginning is in view. */
+  reveal() {
+    const ghost = this.mirror.querySelector(".ghost");
+    const lines = ghost ? [...ghost.getClientRects()] : [];
+    // There are none while another panel is shown.
+    if (!lines.length) return;
+    const { bottom } = this.area.getBoundingClientRect();
+    const hidden = lines[lines.length - 1].bottom - bottom;
+    if (hidden > 0 && lines[0].top < bottom) this.area.scrollTop += hidden + lines[0].height;
   }
 
   count() {

@@ -83,15 +83,21 @@ async function models() {
   const first = (models) => (models[0] || { id: "" }).id;
   fill("model-a", named(generators), first(generators.filter((model) => model.pooled)) || first(generators));
   const { token } = served.get(at("model-a").value) || {};
-  const baseline = first(generators.filter((model) => !model.pooled && model.token === token));
+  const baseline = first(generators.filter((model) => !model.pooled && model.token === token && model.id !== at("model-a").value));
   fill("model-b", [option("", "no model"), ...named(generators)], baseline);
   const completers = generators.filter((model) => model.token !== "piece");
   const pooled = first(completers.filter((model) => model.pooled)) || first(completers);
   fill("compress-model", named(completers), pooled);
   fill("edit-model", named(completers), pooled);
   fill("summary-model", named(summarizers), first(summarizers.filter((model) => model.documents.poolings.length)) || first(summarizers));
-  at("no-rival").hidden = generators.length !== 1;
-  at("no-readers").hidden = summarizers.length > 0;
+  // A form without a model is hidden, and a line says how to serve one. One model generates, two race.
+  const parts = [["edit-form", completers, 1], ["compress-form", completers, 1], ["form", generators, 2], ["summary-form", summarizers, 1]];
+  for (const [id, fitting, wanted] of parts) {
+    at(id).hidden = !fitting.length;
+    at(id).parentElement.querySelector(".needs").hidden = fitting.length >= wanted;
+  }
+  at("model-b").parentElement.hidden = generators.length < 2;
+  at("go").textContent = generators.length < 2 ? "Generate" : "Race";
   if (!generators.length && summarizers.length) openTab("tab-summarize");
   showModels();
   showFacts();
@@ -127,6 +133,7 @@ document.addEventListener("keydown", (event) => {
   // The editor takes Escape to dismiss a completion.
   if (event.key === "Escape" && !event.defaultPrevented) [compressing, generation, summary].forEach((task) => task.stop());
 });
+if (stored(RAN)) foldSettings(document);
 // The editor opens first, with a text that has typing errors.
 at("editor").value = WRITINGS[0][1];
 at("editor").setSelectionRange(at("editor").value.length, at("editor").value.length);

@@ -95,7 +95,7 @@ const isRun = (run) =>
 /** Returns the stored runs, without entries that another version of the page wrote in another form. */
 function readHistory() {
   try {
-    return JSON.parse(localStorage.getItem(HISTORY)).filter(isRun).slice(0, MAX_RUNS);
+    return JSON.parse(stored(HISTORY)).filter(isRun).slice(0, MAX_RUNS);
   } catch {
     return [];
   }
@@ -105,11 +105,7 @@ function readHistory() {
 function writeHistory(runs) {
   let kept = runs.slice(0, MAX_RUNS);
   while (kept.length && JSON.stringify(kept).length > MAX_HISTORY) kept = kept.slice(0, -1);
-  try {
-    localStorage.setItem(HISTORY, JSON.stringify(kept));
-  } catch {
-    // A browser may forbid storage: there is no history then.
-  }
+  store(HISTORY, JSON.stringify(kept));
   showHistory();
 }
 

@@ -10,11 +10,13 @@ GRPCRoute, gateway.networking.k8s.io/v1).
 from __future__ import annotations
 
 import copy
+import random
 import re
 import urllib.request
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
+import affinity
 import local
 import pytest
 import router
@@ -377,8 +379,8 @@ def test_the_picker_finds_each_metric() -> None:
         "loraSpec": "",
         "cacheInfoSpec": "vllm:cache_config_info",
     }
-    flags = ["--http-listen", "127.0.0.1:0", "--http-metrics", "--metrics-compat", "vllm", "--cache-memory", "64MiB"]
-    flags += ["--model", f"b={local.DEFAULT}"]
+    flags = ["--http-listen", "127.0.0.1:0", "--http-metrics", "--metrics-compat", "vllm"]
+    flags += ["--model", f"b={local.DEFAULT}", "--metrics-block-size", str(router.PrefixAffinity.block)]
     with local.Server(*flags) as server:
         address = server.listener("playground")
         found = scraped(address)
@@ -388,9 +390,14 @@ def test_the_picker_finds_each_metric() -> None:
                 assert extract(found, specs["runningRequestsSpec"] + model)[1] == 0
                 assert 0 <= extract(found, specs["kvUsageSpec"] + model)[1] <= 1
                 labels, value = extract(found, specs["cacheInfoSpec"] + model)
-                assert value == 1 and int(labels["block_size"]) == 32 and int(labels["num_gpu_blocks"]) > 0
-        # A block of the picker is a whole number of blocks of the cache.
-        assert router.PrefixAffinity.block % 32 == 0
+                assert value == 1 and int(labels["block_size"]) == router.PrefixAffinity.block
+                assert int(labels["num_gpu_blocks"]) > 0
+        # A cache of the default size holds what the picker remembers.
+        order = random.Random(1)
+        for _ in range(router.PrefixAffinity.capacity + 16):
+            prompt = affinity.text(order, router.PrefixAffinity.block)
+            router.stream_completion(address, {"model": "b", "prompt": prompt, "max_tokens": 1})
+        assert extract(scraped(address), 'weir_segment_cache_entries{model_name="b"}')[1] >= router.PrefixAffinity.capacity
         assert (
             router.requests_of("\n".join(['weir_num_requests_waiting{a="b"} 2', "weir_num_requests_running{} 3"])) == 5
         )

@@ -63,9 +63,9 @@ def requests(rounds: int) -> List[List[str]]:
     return all_rounds
 
 
-def measure(policy: Type[Policy], rounds: int, clients: int) -> Dict[str, Any]:
+def measure(policy: Type[Policy], rounds: int, clients: int, cache: str) -> Dict[str, Any]:
     """Runs the load against new replicas."""
-    flags = ["--threads", "1", "--http-listen", "127.0.0.1:0", "--http-metrics", "--cache-memory", "512MiB"]
+    flags = ["--threads", "1", "--http-listen", "127.0.0.1:0", "--http-metrics", "--cache-memory", cache]
     server = functools.partial(local.Server, *flags, "--kv-memory", "1GiB", model=local.DEFAULT)
     servers = [server() for _ in range(REPLICAS)]
     try:
@@ -105,10 +105,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the choice of the replica is worth.")
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--cache-memory", default="512MiB")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--note", default="", help="what else ran on the machine")
     args = parser.parse_args()
-    figures = [measure(policy, args.rounds, args.clients) for policy in POLICIES]
+    figures = [measure(policy, args.rounds, args.clients, args.cache_memory) for policy in POLICIES]
     print("| replica chosen by | from the cache | first character, median ms | 99 % |\n|---|---|---|---|")
     for row in figures:
         times = f"{row['first_character_p50_ms']:.1f} | {row['first_character_p99_ms']:.0f}"
@@ -119,6 +120,7 @@ def main() -> None:
             "rounds": args.rounds,
             "clients": args.clients,
             "replicas": REPLICAS,
+            "cache_memory": args.cache_memory,
             "block_chars": PrefixAffinity.block,
         }
         whole = {"model": local.DEFAULT.name, "machine": machine, "note": args.note, **load, "policies": figures}

@@ -132,7 +132,7 @@ class PrefixAffinity(LeastQueue):
     #: Characters of a block: 64 of the picker's tokens, of four characters each.
     block = 256
     #: Blocks that are remembered of each replica.
-    capacity = 4096
+    capacity = 64
     prefix_weight = 3.0
     queue_weight = 2.0
 

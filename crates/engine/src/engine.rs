@@ -82,7 +82,7 @@ impl Handle {
         let worker_inner = Arc::clone(&inner);
         let builder = thread::Builder::new().name(format!("weir-{}", inner.model.card().name));
         let thread = builder.spawn(move || worker::run(worker_inner));
-        let thread = thread.map_err(|error| Error::Internal(format!("cannot start the worker thread: {error}")))?;
+        let thread = thread.map_err(|source| Error::NoThread { work: "the model's worker", source })?;
         Ok(Self(Arc::new(WorkerThread { inner, thread: Some(thread) })))
     }
 
@@ -304,7 +304,12 @@ impl Handle {
     /// Returns how many blocks of `symbols` symbols the segment cache holds at least, if it has nothing else. 0 without a cache.
     pub fn cache_blocks(&self, symbols: usize) -> usize {
         let Inner { model, limits, .. } = self.inner();
-        limits.cache_bytes.min(model.memory().limit) / model.bytes_for(symbols).max(1)
+        limits.cache_bytes.min(model.memory().limit) / self.cache_block_bytes(symbols)
+    }
+
+    /// Returns the bytes that a block of `symbols` symbols takes in the segment cache, at most.
+    pub fn cache_block_bytes(&self, symbols: usize) -> usize {
+        self.inner().model.bytes_for(symbols).max(1)
     }
 
     /// Returns the contents of the document cache.

@@ -61,25 +61,19 @@ pub(crate) const LABELS: [&str; 17] = [
 ];
 
 /// Settings of the metrics.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MetricsConfig {
     /// Names and values of the labels that all series have in addition.
     pub labels: Vec<(String, String)>,
     /// True if the gauges that routers read are also there under vLLM's names.
     pub vllm_names: bool,
-    /// Symbols in a block of the segment cache, a multiple of [`CACHE_BLOCK`](Self::CACHE_BLOCK).
-    pub cache_block: usize,
+    /// Symbols in a block of the segment cache, a multiple of [`CACHE_BLOCK`](Self::CACHE_BLOCK), which is the default.
+    pub cache_block: Option<usize>,
 }
 
 impl MetricsConfig {
     /// Symbols whose keys and values have a page: the smallest part of a text that entries of the segment cache share.
     pub const CACHE_BLOCK: usize = POSITIONS;
-}
-
-impl Default for MetricsConfig {
-    fn default() -> Self {
-        Self { labels: Vec::new(), vllm_names: false, cache_block: Self::CACHE_BLOCK }
-    }
 }
 
 /// All metrics of a process.
@@ -159,7 +153,7 @@ impl Metrics {
             registry,
             histograms,
             vllm_names,
-            cache_block: config.cache_block,
+            cache_block: config.cache_block.unwrap_or(MetricsConfig::CACHE_BLOCK),
             memory_counted: Mutex::default(),
             last_load: Mutex::default(),
             families,
@@ -957,7 +951,7 @@ mod tests {
     #[test]
     fn every_series_has_the_given_labels_and_no_others_than_listed() {
         let labels = vec![("pool".to_owned(), "a\"b".to_owned())];
-        let metrics = Metrics::new(&MetricsConfig { labels, vllm_names: true, cache_block: 64 });
+        let metrics = Metrics::new(&MetricsConfig { labels, vllm_names: true, cache_block: Some(64) });
         metrics.meter("m");
         metrics.count_call("s", "m", "OK");
         metrics.count_http_request("/", "GET", 200);

@@ -18,7 +18,7 @@ use weir_models::{
     load,
 };
 use weir_server::{
-    AdminConfig, Engines, MODEL_NAME, ModelLoader,
+    AdminConfig, Engines, Lease, MODEL_NAME, ModelLoader,
     config::{AdminToken, Checks, ServeConfig, ServedCheckpoint},
     is_model_name,
 };
@@ -319,7 +319,21 @@ pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engine
             }
         }
     }
-    Ok(())
+    settings.operations.metrics.cache_block.map_or(Ok(()), |symbols| check_cache_block(engines, symbols))
+}
+
+/// Checks that the segment cache of each model that continues text holds a block of `symbols` symbols, whatever its text is: routers
+/// read how many it holds.
+fn check_cache_block(engines: &Engines, symbols: usize) -> Result<()> {
+    let is_short = |engine: &Lease| engine.document_limits().is_none() && engine.cache_blocks(symbols) == 0;
+    let Some(engine) = engines.all().into_iter().find(is_short) else { return Ok(()) };
+    Err(Error::Setting(format!(
+        "--metrics-block-size: expected a block of at most {} bytes (the segment cache of {:?}; see --cache-memory), found {symbols} \
+         symbols, which can take {} bytes",
+        engine.limits().cache_bytes,
+        engine.card().name,
+        engine.cache_block_bytes(symbols)
+    )))
 }
 
 /// Runs `work` and turns a panic into an error, so that a checkpoint on which loading panics does not keep the others from being

@@ -264,7 +264,7 @@ impl Checks {
                 self.reject_with("--metrics-block-size", "expected a segment cache, found --cache-memory 0");
             }
             Ok(symbols) if (unit..=MAX_CACHE_BLOCK).contains(&symbols) && symbols.is_multiple_of(unit) => {
-                config.cache_block = symbols;
+                config.cache_block = Some(symbols);
             }
             _ => {
                 let expected = format!("a multiple of {unit} (a page of the cache), at most {MAX_CACHE_BLOCK}");

@@ -147,9 +147,12 @@ pub(crate) struct Reservation {
 struct ReservedBytes {
     /// Bytes that have arrived and are not read yet.
     arrived: usize,
-    /// Maximum decompressed size of the largest compressed message so far.
+    /// Maximum decompressed size of the largest compressed message so far, and of a stream's largest message.
     expanded: usize,
 }
+
+/// Bytes of the buffer with which tonic begins to decode; tungstenite's is smaller.
+const DECODER_BYTES: usize = 8 << 10;
 
 impl Reservation {
     /// Creates an empty reservation of `tenant`.
@@ -191,6 +194,24 @@ impl Reservation {
             bytes.expanded = size;
         }
         Ok(())
+    }
+
+    /// Keeps the bytes of a stream's messages that are passed on until the call ends, if they are more than any before: the buffers of
+    /// tonic and tungstenite, which read them, stay as large.
+    fn pass_on(&self, passed: usize) {
+        if passed > DECODER_BYTES {
+            let mut bytes = self.bytes();
+            let kept = passed.saturating_sub(bytes.expanded).min(bytes.arrived);
+            bytes.arrived -= kept;
+            bytes.expanded = bytes.expanded.saturating_add(kept);
+        }
+    }
+
+    /// Releases the bytes that have arrived, except those that [`pass_on`](Self::pass_on) keeps for a buffer of their reader.
+    pub(crate) fn release_passed(&self) {
+        let passed = self.bytes().arrived;
+        self.pass_on(passed);
+        self.release(passed);
     }
 
     /// Releases `less` of the bytes that were reserved.
@@ -326,6 +347,9 @@ impl HttpBody for LimitedBody {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
         loop {
             if let Some(messages) = ready!(self.poll_messages(cx)) {
+                if let (true, Ok(passed)) = (self.is_stream, &messages) {
+                    self.reserved.pass_on(passed.len());
+                }
                 let messages = messages.map(Frame::data).map_err(|error| status(&error, &self.id));
                 return Poll::Ready(Some(messages));
             }
@@ -929,6 +953,19 @@ mod tests {
         assert_eq!(limit.take(&"a".into(), 1), Err(Exceeded::Total(usize::MAX)));
         limit.give_back(&"b".into(), 1);
         assert_eq!(limit.held(), (usize::MAX, 1), "a caller gives back only what it holds");
+    }
+
+    #[test]
+    fn a_streams_largest_message_counts_until_the_call_ends() {
+        let memory = BodyMemory::new(&TransportConfig::default());
+        let reserved = Reservation::new(Arc::clone(&memory), "a".into());
+        for (passed, held) in [(DECODER_BYTES, 0), (100_000, 100_000), (30_000, 100_000), (120_000, 120_000)] {
+            reserved.add(passed).unwrap();
+            reserved.release_passed();
+            assert_eq!(memory.bytes.held().0, held);
+        }
+        drop(reserved);
+        assert_eq!(memory.bytes.held(), (0, 0));
     }
 
     fn message(length: u32) -> Vec<u8> {

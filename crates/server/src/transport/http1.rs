@@ -412,19 +412,18 @@ impl ReceivedBytes {
         let _ = self.0.set(reserved);
     }
 
-    /// Releases the bytes that have arrived, after a whole message. What a buffer of reads holds of the next one is also released.
+    /// Releases the bytes that have arrived, after a whole message, but for a buffer of the longest. What a buffer of reads holds of the
+    /// next one is also released.
     pub(crate) fn release_message(&self) {
-        self.release(usize::MAX);
+        if let Some(reserved) = self.0.get() {
+            reserved.release_passed();
+        }
     }
 
     /// Releases the bytes of a control frame. Its client may send it between the parts of a message, which still count.
     pub(crate) fn release_control(&self, payload: usize) {
-        self.release(payload.saturating_add(CONTROL_HEADER));
-    }
-
-    fn release(&self, bytes: usize) {
         if let Some(reserved) = self.0.get() {
-            reserved.release(bytes);
+            reserved.release(payload.saturating_add(CONTROL_HEADER));
         }
     }
 }

@@ -111,6 +111,8 @@ const CORE_BYTES: usize = 4 << 20;
 /// Checks that the limit of address space (`ulimit -v`), if there is one, has room for a command, which would else end by a signal.
 fn check_address_space() -> Result<()> {
     let Some((limit, used)) = memory::address_space() else { return Ok(()) };
+    // Before other threads start, because a heap of each would take 64 MiB of the limit.
+    memory::return_large_blocks();
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let needed = COMMAND_BYTES.saturating_add(cores.saturating_mul(CORE_BYTES)).saturating_add(used);
     if needed <= limit {

@@ -476,7 +476,7 @@ impl<'a> Pipeline<'a> {
     /// refuses a thread or a handler of signals.
     fn new(engine: Handle, rows: usize, bytes: u64, overwrite: bool) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.map_err(|error| Error::Internal(format!("cannot start a thread: {error}")))?;
+        let runtime = runtime.map_err(|source| Error::NoThread { work: "the files", source })?;
         let partial_files = PartialFiles::watched(&runtime)?;
         Ok(Self {
             engine,

@@ -405,7 +405,8 @@ pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
 /// Starts the runtime that network calls run on, on half of the cores: with two threads on two cores, each message wakes both.
 pub(super) fn runtime() -> Result<Runtime> {
     let threads = thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
-    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    // A thread for blocking work stays, and takes what the system starts no further thread for: tokio panics without one.
+    let runtime = Builder::new_multi_thread().worker_threads(threads).thread_keep_alive(UNLIMITED).enable_all().build();
     runtime.map_err(|error| Error::Internal(format!("the network runtime cannot be started: {error}")))
 }
 

@@ -330,12 +330,12 @@ fn send(document: &Document, kept: &KeptText) -> Result<DocumentParts> {
         Document::File(file) => {
             let reader = TextReader::open(file)?;
             let kept = kept.clone();
-            std::thread::spawn(move || read(reader, &sender, failed, &kept));
+            start(move || read(reader, &sender, failed, &kept))?;
         }
         Document::Text(text) => {
             let text = text.clone();
             let kept = kept.clone();
-            std::thread::spawn(move || read(TextReader::text(&text), &sender, failed, &kept));
+            start(move || read(TextReader::text(&text), &sender, failed, &kept))?;
         }
         Document::Ids(ids) => {
             // Never fails: the channel is empty.
@@ -343,6 +343,11 @@ fn send(document: &Document, kept: &KeptText) -> Result<DocumentParts> {
         }
     }
     Ok(DocumentParts { parts, failure })
+}
+
+fn start(work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = std::thread::Builder::new().spawn(work);
+    thread.map(drop).map_err(|source| Error::NoThread { work: "reading the document", source })
 }
 
 /// Sends the parts of a document, or the error of reading it.

@@ -210,7 +210,8 @@ pub(crate) struct LentConstraints {
 struct Symbols {
     trie: SymbolTrie,
     factory: OnceLock<Option<ParserFactory>>,
-    watchdog: OnceLock<Option<Watchdog>>,
+    /// Started before the first parser.
+    watchdog: OnceLock<Watchdog>,
     compiling: Compiling,
 }
 
@@ -231,8 +232,8 @@ impl Symbols {
 
     /// Lets a parser work, at most for [`STEP_TIME`]. Then it is cancelled for good.
     fn limit_time<T>(&self, matcher: &mut Matcher, work: impl FnOnce(&mut Matcher) -> T) -> T {
-        let watchdog = self.watchdog.get_or_init(|| Watchdog::start().ok()).as_ref();
-        let _watched = watchdog.zip(matcher.cancellation_handle()).map(|(watchdog, handle)| watchdog.watch(handle));
+        let _watched =
+            self.watchdog.get().zip(matcher.cancellation_handle()).map(|(watchdog, handle)| watchdog.watch(handle));
         work(matcher)
     }
 }
@@ -371,6 +372,10 @@ fn on_large_stack<T: Send + 'static>(
     work: impl FnOnce(&Symbols) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     symbols.factory()?;
+    if symbols.watchdog.get().is_none() {
+        // Of two that start one, the second drops its own.
+        symbols.watchdog.set(Watchdog::start().map_err(no_thread)?).ok();
+    }
     symbols.compiling.begin(tenant)?;
     let making = Making { symbols: Arc::clone(symbols), tenant: tenant.to_owned() };
     let (sender, receiver) = mpsc::sync_channel(1);
@@ -378,7 +383,7 @@ fn on_large_stack<T: Send + 'static>(
         sender.send(work(&making.symbols)).ok();
     };
     let thread = thread::Builder::new().name("weir-grammar".into()).stack_size(PARSER_STACK).spawn(run);
-    thread.map_err(|error| Error::Internal(format!("cannot start a thread for a grammar: {error}")))?;
+    thread.map_err(no_thread)?;
     receiver.recv_timeout(COMPILE_TIME).unwrap_or_else(|error| match error {
         RecvTimeoutError::Timeout => Err(late(field)),
         RecvTimeoutError::Disconnected => Err(Error::Internal("the parser of a grammar panicked".into())),
@@ -388,6 +393,10 @@ fn on_large_stack<T: Send + 'static>(
 /// Returns the error of a constraint that takes too long to compile.
 fn late(field: &'static str) -> Error {
     Error::bad_option(field, "a slower one", format!("a form that is compiled in {} ms", COMPILE_TIME.as_millis()))
+}
+
+fn no_thread(source: io::Error) -> Error {
+    Error::NoThread { work: "a grammar", source }
 }
 
 /// Compiles constraints for one model, and keeps them.

@@ -197,6 +197,13 @@ pub enum Error {
     /// The system has not enough memory for another model.
     #[error("the model may need {needed} bytes of memory; {available} are available")]
     NoMemory { needed: usize, available: usize },
+    /// The system starts no thread.
+    #[error("cannot start a thread for {work}: {source} (see `ulimit -u` and the container's limit of processes)")]
+    NoThread {
+        /// What the thread would do.
+        work: &'static str,
+        source: std::io::Error,
+    },
     /// The maximum number of models is in memory.
     #[error("{limit} model generations are in memory (draining ones included), which is the limit")]
     TooManyModels { limit: usize },
@@ -345,6 +352,7 @@ impl Error {
             | Self::OutOfPages { .. }
             | Self::Stalled { .. }
             | Self::NoMemory { .. }
+            | Self::NoThread { .. }
             | Self::TooManyModels { .. } => Code::ResourceExhausted,
             Self::Unauthenticated { .. } => Code::Unauthenticated,
             Self::PermissionDenied { .. } => Code::PermissionDenied,

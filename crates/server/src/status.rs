@@ -159,6 +159,7 @@ impl DetailsBuilder {
             Error::NoMemory { needed, available } => {
                 self.number("needed", *needed).number("available", *available).reason("NO_MEMORY")
             }
+            Error::NoThread { work, .. } => self.add("work", work).reason("NO_THREAD"),
             Error::TooManyModels { limit } => self.number("limit", *limit).reason("TOO_MANY_MODELS"),
             Error::Checkpoint { file, key, expected, found } => {
                 let place = self.add("file", &file.display().to_string()).add("key", key);
@@ -273,6 +274,11 @@ mod tests {
             (Error::Deadline { stage: "in the queue" }, Code::DeadlineExceeded, "stage"),
             (Error::RanTooLong { limit: retry }, Code::DeadlineExceeded, "limit"),
             (Error::NoMemory { needed: 2, available: 1 }, Code::ResourceExhausted, "available"),
+            (
+                Error::NoThread { work: "x", source: std::io::ErrorKind::WouldBlock.into() },
+                Code::ResourceExhausted,
+                "work",
+            ),
             (Error::TooManyModels { limit: 1 }, Code::ResourceExhausted, "limit"),
             (Error::PermissionDenied { what: "a token" }, Code::PermissionDenied, "what"),
             (Error::Cancelled, Code::Cancelled, ""),

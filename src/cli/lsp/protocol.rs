@@ -184,8 +184,8 @@ pub(super) fn write(
 }
 
 fn start<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
-    let failed = |error| Error::Internal(format!("cannot start a thread: {error}"));
-    Builder::new().name(name.into()).spawn(work).map_err(failed)
+    let thread = Builder::new().name(name.into()).spawn(work);
+    thread.map_err(|source| Error::NoThread { work: "the editor's messages", source })
 }
 
 pub(super) fn parse(body: &[u8]) -> Input {

@@ -28,7 +28,7 @@ use crate::text::subwords::TOKENIZER_FILE;
 use candle_core::{Device, Tensor};
 use rayon::ThreadPool;
 use serde::Deserialize;
-use std::{path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 use weir_kernels::Dtype;
 use weir_kernels::error::{Error, Result, quoted};
 
@@ -240,7 +240,7 @@ impl Blueprint for TokenBlueprint {
         let device = open(parts.settings.device)?;
         let threads = rayon::ThreadPoolBuilder::new().num_threads(parts.settings.threads);
         let threads = threads.thread_name(|index| format!("candle-{index}")).build();
-        let threads = threads.map_err(|error| Error::Internal(format!("threads of candle: {error}")))?;
+        let threads = threads.map_err(|error| Error::NoThread { work: "candle", source: io::Error::other(error) })?;
         let mut tensors = Tensors { weights: parts.weights, device: device.clone() };
         let network = self.architecture.build(&mut tensors)?;
         let (weights, logits) = self.cost();

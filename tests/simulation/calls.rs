@@ -215,7 +215,7 @@ impl Client {
         if end == End::Complete {
             self.count_complete(plan.kind, keys);
         }
-        self.scenario.check_fairness(plan, self.tenant, took, &end, &name);
+        self.scenario.check_fairness(plan, self.number, took, &end, &name);
         end
     }
 

@@ -314,19 +314,29 @@ impl Scenario {
         self.reloaded.lock().unwrap().is_some_and(|at| at.elapsed() < Duration::from_secs(1))
     }
 
-    /// Checks that another tenant's flood did not delay or displace a call.
-    pub(crate) fn check_fairness(&self, call: &CallPlan, tenant: usize, took: Duration, end: &End, name: &str) {
-        if !self.plan.has_flood || tenant == 0 {
+    /// Checks that another tenant's flood did not delay or displace a call of the client with this number.
+    pub(crate) fn check_fairness(&self, call: &CallPlan, client: usize, took: Duration, end: &End, name: &str) {
+        let clients = &self.plan.clients;
+        // the last call, on the idle server, is of no planned client
+        let Some(&ClientPlan { tenant, .. }) =
+            clients.get(client).filter(|client| self.plan.has_flood && client.tenant > 0)
+        else {
             return;
-        }
+        };
         self.log.count("call during a flood", 1);
-        // Every other tenant has a turn before this one, and every other client of this tenant a call.
-        let own = self.plan.clients.iter().filter(|client| client.tenant == tenant);
-        let longest = |client: &ClientPlan| client.calls.iter().map(|call| call.prompt.len() + call.count).max();
-        let own: usize = own.filter_map(longest).sum();
+        // Every other tenant has a turn before this one, and every other client of this tenant a call, or all its calls of a higher
+        // priority. Before each of those, every other tenant has another turn.
+        let work = |call: &CallPlan| call.prompt.len() + call.count;
+        let mut turns = self.plan.tenants - 1;
+        let mut own = 0;
+        for (number, other) in clients.iter().enumerate().filter(|(_, other)| other.tenant == tenant) {
+            let first = other.calls.iter().filter(|first| number != client && first.priority > call.priority);
+            turns += first.clone().count() * (self.plan.tenants - 1);
+            own += first.map(work).sum::<usize>().max(other.calls.iter().map(work).max().unwrap_or_default());
+        }
         // a text that comes back is two requests
         let requests = if call.kind == CallKind::RoundTrip { 2 } else { 1 };
-        let steps = requests * ((self.plan.tenants - 1) * TURN_STEPS + own);
+        let steps = requests * (turns * TURN_STEPS + own);
         let latency = requests * (call.count + MESSAGES) * MAX_LATENCY;
         let limit = Duration::from_millis((steps * self.plan.step + latency) as u64);
         if took > limit {

@@ -327,13 +327,14 @@ impl Model for Toy {
         self.gate.pass();
         thread::sleep(Duration::from_nanos(self.step_ns.load(SeqCst)));
         with(scratch, || {
+            // a step that fails was waited for too
+            for row in rows.iter_mut().filter(|row| row.status == StepStatus::Waiting) {
+                state_mut::<ToyState>(row.state.as_mut())?.waited += 1;
+            }
             if (self.refuses)() {
                 return Err(Error::OutOfPages { needed: BYTES, limit: self.shared.pool.limit() });
             }
             self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
-            for row in rows.iter_mut().filter(|row| row.status == StepStatus::Waiting) {
-                state_mut::<ToyState>(row.state.as_mut())?.waited += 1;
-            }
             which.iter().try_for_each(|&index| feed(&mut rows[index]))
         })
     }

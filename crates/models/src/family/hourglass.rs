@@ -883,6 +883,8 @@ pub struct Work {
     decisions: Vec<BoundaryDecision>,
     /// Symbols of each row's feed that the current stack has processed.
     processed: Vec<usize>,
+    /// The indices of the positions whose vectors are wanted of the post stack.
+    wanted: Vec<usize>,
     chosen: Vec<usize>,
     head: HeadWork,
 }
@@ -1079,8 +1081,10 @@ impl Model for Hourglass {
             if let Some(PooledWeights { post, .. }) = &self.pooled {
                 count_post(rows, unfinished, work)?;
                 while gather_upsampled(post, rows, unfinished, work)? {
+                    select_wanted(rows, work)?;
+                    let Work { batch, wanted, stack, .. } = &mut *work;
                     let caches = &mut StackCaches::<POST>(rows);
-                    post.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (symbols, D)
+                    post.forward_wanted(&self.compute, &mut batch.x, &batch.positions, wanted, caches, stack)?; // (wanted, D)
                     scatter_post(rows, unfinished, work)?;
                 }
             }
@@ -1373,14 +1377,33 @@ fn gather_upsampled(post: &Stack, rows: &mut [SequenceRow], which: &[usize], wor
     Ok(!work.batch.positions.is_empty())
 }
 
-/// Replaces the pre stack's outputs, which are no longer needed, by the post stack's.
+/// `work.wanted` = the positions whose logits are wanted; all if somebody watches.
+fn select_wanted(rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
+    work.wanted.clear();
+    let is_watched = work.watcher.is_some() || work.stack.hook.is_some() || work.stack.scores.is_some();
+    for (index, position) in work.batch.positions.iter().enumerate() {
+        let row = &rows[position.sequence];
+        let unwanted = row.decisions.len().saturating_sub(row.wanted());
+        let finished = state(rows, position.sequence)?.finished;
+        if is_watched || position.index >= finished + unwanted {
+            work.wanted.push(index);
+        }
+    }
+    Ok(())
+}
+
+/// Replaces the pre stack's outputs of wanted positions, which are no longer needed, by the post stack's.
 fn scatter_post(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
     work.show(HourglassStage::PostOutput);
-    for (Position { sequence, index: position }, x) in work.batch.iter() {
+    for position in &work.batch.positions {
+        state(rows, position.sequence)?.pooled_mut()?.post.advance(1);
+    }
+    let dim = work.batch.x.len() / work.wanted.len().max(1);
+    for (&index, x) in work.wanted.iter().zip(work.batch.x.chunks_exact(dim.max(1))) {
+        let Position { sequence, index: position } = work.batch.positions[index];
         let state = state(rows, sequence)?;
-        let offset = (position - state.finished) * x.len();
-        state.hidden[offset..offset + x.len()].copy_from_slice(x);
-        state.pooled_mut()?.post.advance(1);
+        let offset = (position - state.finished) * dim;
+        state.hidden[offset..offset + dim].copy_from_slice(x);
     }
     count_post(rows, which, work)
 }

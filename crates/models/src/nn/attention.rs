@@ -139,6 +139,15 @@ pub(super) fn copy_norm<'a>(compute: &Compute, x: &[f32], norm: &LayerNorm, norm
     normed
 }
 
+/// Keeps of `count` rows of equal length those with the indices `kept`, in rising order.
+fn keep_rows(rows: &mut Vec<f32>, count: usize, kept: &[usize]) {
+    let len = rows.len() / count.max(1);
+    for (to, from) in kept.iter().enumerate() {
+        rows.copy_within(from * len..(from + 1) * len, to * len);
+    }
+    rows.truncate(kept.len() * len);
+}
+
 /// Adds `delta` to `x`, which has the same length.
 pub fn add(x: &mut [f32], delta: &[f32]) {
     for (x, delta) in x.iter_mut().zip(delta) {
@@ -199,6 +208,13 @@ impl SelfAttention<'_> {
     /// Writes the self-attention of `x`, (positions, D), to `work.delta`; the output matrix may have another width. Fails if a
     /// cache cannot be found or lacks reserved positions.
     pub(super) fn forward(&self, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+        self.write(x, pass)?;
+        self.attend(pass)
+    }
+
+    /// Writes the keys and values of `x`, (positions, D), to the caches, and its queries to `work`. Fails as
+    /// [`forward`](Self::forward) does.
+    fn write(&self, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
         let StackPass { compute, positions, caches, work } = pass;
         let inner = self.layout.heads * self.layout.head_dim;
         let qkv = sized(&mut work.qkv, positions.len() * 3 * inner);
@@ -208,6 +224,11 @@ impl SelfAttention<'_> {
             let (keys, values) = row[inner..].split_at(inner);
             caches.cache_mut(position.sequence)?.write(self.layer, position.index, keys, values)?;
         }
+        Ok(())
+    }
+
+    /// Writes the attention of the queries in `work` to `work.delta`.
+    fn attend(&self, pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
         self.mix(pass)?; // (positions, I)
         let StackPass { compute, positions, work, .. } = pass;
         if let Some(hook) = &mut work.hook {
@@ -451,39 +472,92 @@ impl Stack {
         work: &mut StackWork,
     ) -> Result<()> {
         self.position.embed(x, positions);
-        let softmax = Softmax::scaled(&self.layout);
         let mut pass = StackPass { compute, positions, caches, work };
-        for (index, layer) in self.layers.iter().enumerate() {
-            match self.order {
-                NormOrder::Post => {
-                    self.attention(index).forward(x, &mut pass)?;
-                    add_layer_norm(compute, x, &pass.work.delta, &layer.attention_norm);
-                    if let Some(weights) = &layer.cross {
-                        weights.forward(index, softmax, x, &mut pass)?;
-                        add_layer_norm(compute, x, &pass.work.delta, &weights.norm);
-                    }
-                    self.feed_forward(compute, layer, x, pass.work);
-                    add_layer_norm(compute, x, &pass.work.delta, &layer.feed_forward_norm);
-                }
-                NormOrder::Pre => {
-                    let mut normed = std::mem::take(&mut pass.work.normed);
-                    copy_norm(compute, x, &layer.attention_norm, &mut normed);
-                    self.attention(index).forward(&normed, &mut pass)?;
-                    add(x, &pass.work.delta);
-                    if let Some(weights) = &layer.cross {
-                        copy_norm(compute, x, &weights.norm, &mut normed);
-                        weights.forward(index, softmax, &normed, &mut pass)?;
-                        add(x, &pass.work.delta);
-                    }
-                    copy_norm(compute, x, &layer.feed_forward_norm, &mut normed);
-                    self.feed_forward(compute, layer, &normed, pass.work);
-                    add(x, &pass.work.delta);
-                    pass.work.normed = normed;
-                }
+        for index in 0..self.layers.len() {
+            self.write_keys(index, x, &mut pass)?;
+            self.finish_layer(index, x, &mut pass)?;
+        }
+        Ok(())
+    }
+
+    /// Does the same, and leaves in `x` only the outputs of the positions with the indices `wanted`, in rising order. The last layer only
+    /// writes keys and values of the others.
+    pub fn forward_wanted(
+        &self,
+        compute: &Compute,
+        x: &mut Vec<f32>,
+        positions: &[Position],
+        wanted: &[usize],
+        caches: &mut impl Caches,
+        work: &mut StackWork,
+    ) -> Result<()> {
+        let Some(last) = self.layers.len().checked_sub(1).filter(|_| wanted.len() < positions.len()) else {
+            return self.forward(compute, x, positions, caches, work);
+        };
+        self.position.embed(x, positions);
+        let mut pass = StackPass { compute, positions, caches, work };
+        for index in 0..last {
+            self.write_keys(index, x, &mut pass)?;
+            self.finish_layer(index, x, &mut pass)?;
+        }
+        self.write_keys(last, x, &mut pass)?;
+        let StackPass { caches, work, .. } = pass;
+        keep_rows(x, positions.len(), wanted);
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        keep_rows(&mut work.qkv, positions.len(), wanted);
+        let kept: Vec<Position> = wanted.iter().filter_map(|&index| positions.get(index).copied()).collect();
+        self.position.prepare(compute, &self.layout, self.window, &kept, &mut work.qkv, &mut work.queries);
+        self.finish_layer(last, x, &mut StackPass { compute, positions: &kept, caches, work })
+    }
+
+    /// Writes a layer's keys and values of `x`, (positions, D), to the caches, and its queries to the pass.
+    fn write_keys(&self, index: usize, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+        match self.order {
+            NormOrder::Post => self.attention(index).write(x, pass),
+            NormOrder::Pre => {
+                let mut normed = std::mem::take(&mut pass.work.normed);
+                copy_norm(pass.compute, x, &self.layers[index].attention_norm, &mut normed);
+                self.attention(index).write(&normed, pass)?;
+                pass.work.normed = normed;
+                Ok(())
             }
-            if let Some(hook) = &mut pass.work.hook {
-                hook(HookPoint::Layer, index, positions, x);
+        }
+    }
+
+    /// Runs `x`, (positions, D), through the rest of a layer in place.
+    fn finish_layer(&self, index: usize, x: &mut [f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+        let layer = &self.layers[index];
+        let compute = pass.compute;
+        let softmax = Softmax::scaled(&self.layout);
+        self.attention(index).attend(pass)?;
+        match self.order {
+            NormOrder::Post => {
+                add_layer_norm(compute, x, &pass.work.delta, &layer.attention_norm);
+                if let Some(weights) = &layer.cross {
+                    weights.forward(index, softmax, x, pass)?;
+                    add_layer_norm(compute, x, &pass.work.delta, &weights.norm);
+                }
+                self.feed_forward(compute, layer, x, pass.work);
+                add_layer_norm(compute, x, &pass.work.delta, &layer.feed_forward_norm);
             }
+            NormOrder::Pre => {
+                add(x, &pass.work.delta);
+                let mut normed = std::mem::take(&mut pass.work.normed);
+                if let Some(weights) = &layer.cross {
+                    copy_norm(compute, x, &weights.norm, &mut normed);
+                    weights.forward(index, softmax, &normed, pass)?;
+                    add(x, &pass.work.delta);
+                }
+                copy_norm(compute, x, &layer.feed_forward_norm, &mut normed);
+                self.feed_forward(compute, layer, &normed, pass.work);
+                add(x, &pass.work.delta);
+                pass.work.normed = normed;
+            }
+        }
+        if let Some(hook) = &mut pass.work.hook {
+            hook(HookPoint::Layer, index, pass.positions, x);
         }
         Ok(())
     }

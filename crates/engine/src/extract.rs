@@ -133,7 +133,7 @@ pub fn first_sentences(text: &str, count: usize) -> String {
 
 /// Returns the bytes of each sentence without the white space around it: the sentences of Unicode's annex 29 within each paragraph,
 /// joined after abbreviations and before small letters. Text without letters and digits is part of none.
-fn sentences(text: &str) -> Vec<Range<usize>> {
+pub(crate) fn sentences(text: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     for paragraph in paragraphs(text) {
         // a line break within a paragraph ends no sentence

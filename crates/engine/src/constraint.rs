@@ -1603,6 +1603,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "shows that a thread waits")]
     fn a_tenant_that_compiles_leaves_room_for_others() {
         let compiler = bytes();
         compiler.compile(&Constraint::JsonObject).unwrap();

@@ -1,7 +1,7 @@
 //! The Byte Latent Transformer (Pagnoni et al. 2024): a patcher, an encoder with vectors of n-grams, a global transformer over
 //! patches, and a decoder that reads each symbol's latest closed patch.
 
-use crate::verify::decoder::{rotate, sees};
+use crate::verify::decoder::{rotate_by, sees};
 use crate::verify::tensors::{Tensors, head_of, mask, products, softmax};
 use crate::verify::{Checkpoint, Given, Input, Outputs, Reference};
 use candle_core::{Device, Result as CandleResult, Tensor, bail};
@@ -48,6 +48,16 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     let tensors = Tensors::of(&weights, &checkpoint.source)?.stored_as(dtype);
     let tensors = tensors.map_err(|error| Error::Internal(format!("the reference implementation: {error}")))?;
     Ok(Box::new(Blt { tensors, table, architecture }))
+}
+
+/// Rotates each position's pairs. The official code computes rates and angles in f32: (len, head_dim) → (len, head_dim).
+fn rotate(x: &Tensor, base: f64) -> CandleResult<Tensor> {
+    let head_dim = x.dim(1)? as f32;
+    let angle = |n: usize, m: usize| {
+        let rate = 1.0 / (base as f32).powf((2 * m) as f32 / head_dim);
+        f64::from(n as f32 * rate)
+    };
+    rotate_by(x, angle, |_, _| 1.0)
 }
 
 impl Reference for Blt {
@@ -166,8 +176,8 @@ impl Blt {
             let mut outputs = Vec::with_capacity(heads);
             for head in 0..heads {
                 let shared = head / (heads / kv_heads);
-                let query = rotate(&head_of(&queries, head, head_dim)?, rotary_base, None)?;
-                let key = rotate(&head_of(&keys, shared, head_dim)?, rotary_base, None)?;
+                let query = rotate(&head_of(&queries, head, head_dim)?, rotary_base)?;
+                let key = rotate(&head_of(&keys, shared, head_dim)?, rotary_base)?;
                 let scores = ((products(&query, &key)? / (head_dim as f64).sqrt())? + &mask)?; // (len, len)
                 outputs.push(softmax(&scores)?.matmul(&head_of(&values, shared, head_dim)?)?);
             }

@@ -264,16 +264,24 @@ pub(super) fn sinusoids(frequencies: &[f64], first: usize, count: usize) -> Cand
 /// ζ_m^(n/B), counted from the middle of the text so that the powers stay in range; a negative B divides.
 pub(super) fn rotate(x: &Tensor, base: f64, scale_base: Option<f64>) -> CandleResult<Tensor> {
     let (len, head_dim) = x.dims2()?;
-    let pairs = head_dim / 2;
-    let turn = |part: fn(f64) -> f64| {
-        table(len, pairs, |n, m| {
-            let angle = n as f64 * base.powf(-(m as f64) / pairs as f64);
-            let zeta = (2.0 * m as f64 + XPOS_GAMMA * head_dim as f64) / ((1.0 + XPOS_GAMMA) * head_dim as f64);
-            let scale = scale_base.map_or(1.0, |scale| zeta.powf((n as f64 - len as f64 / 2.0) / scale));
-            part(angle) * scale
-        })?
-        .reshape((len, pairs, 1))
+    let angle = |n: usize, m: usize| n as f64 * base.powf(-2.0 * m as f64 / head_dim as f64);
+    let scale = |n: usize, m: usize| {
+        let zeta = (2.0 * m as f64 + XPOS_GAMMA * head_dim as f64) / ((1.0 + XPOS_GAMMA) * head_dim as f64);
+        scale_base.map_or(1.0, |scale| zeta.powf((n as f64 - len as f64 / 2.0) / scale))
     };
+    rotate_by(x, angle, scale)
+}
+
+/// Rotates pair m of each position n by its angle, and scales it: (len, head_dim) → (len, head_dim).
+pub(super) fn rotate_by(
+    x: &Tensor,
+    angle: impl Fn(usize, usize) -> f64,
+    scale: impl Fn(usize, usize) -> f64,
+) -> CandleResult<Tensor> {
+    let (len, head_dim) = x.dims2()?;
+    let pairs = head_dim / 2;
+    let turn =
+        |part: fn(f64) -> f64| table(len, pairs, |n, m| part(angle(n, m)) * scale(n, m))?.reshape((len, pairs, 1));
     let cos = turn(f64::cos)?;
     let sin = turn(f64::sin)?;
     let x = x.reshape((len, pairs, 2))?;

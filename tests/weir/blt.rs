@@ -243,24 +243,32 @@ fn patches_are_those_of_bf16_in_fewer_bits() {
     }
 }
 
-/// A long text takes memory for its windows and its open patch, whose length has a limit if the request sets the threshold.
+/// A long text takes memory for its windows, for its open patch, whose length has a limit if the request sets the threshold, and for
+/// the global transformer's keys and values of each patch.
 #[test]
 fn a_long_text_takes_bounded_memory() {
-    let symbols = 100_000;
     let folder = golden_data("blt").join("published_form");
     let model = load(&folder, &Settings { max_symbols: Some(1 << 17), ..settings() }).unwrap();
-    let ids: Vec<u32> = golden("published_form").ids("s2.ids").into_iter().skip(1).cycle().take(symbols).collect();
-    let boundaries = BoundaryOptions { threshold: Some(50.0), ..BoundaryOptions::default() };
-    let mut alone = Alone::new(&*model, boundaries);
-    let limit = model.bytes_for(2 * MAX_REQUESTED_PATCH);
-    for part in ids.chunks(500) {
-        alone.feed_for(part, Want::Last);
-        let state = &alone.rows[0].state;
-        let held = (state.bytes(), state.own_bytes());
-        assert!(held.0 <= limit && held.1 <= 1 << 19, "{held:?} at {} symbols, the limit is {limit}", state.len());
-    }
+    let ids = golden("published_form").ids("s2.ids");
+    let with = |threshold: Option<f32>, symbols: usize| {
+        let ids: Vec<u32> = ids.iter().copied().skip(1).cycle().take(symbols).collect();
+        let mut alone = Alone::new(&*model, BoundaryOptions { threshold, ..BoundaryOptions::default() });
+        let patch = threshold.map_or(100, |_| MAX_REQUESTED_PATCH);
+        let local = model.bytes_for(patch + 2000);
+        for part in ids.chunks(500) {
+            alone.feed_for(part, Want::Last);
+            let state: &BltState = state_ref(&*alone.rows[0].state).unwrap();
+            let global = state.global.layout().bytes_for(state.segments());
+            let held = (state.bytes(), state.own_bytes());
+            let limit = local + global;
+            assert!(held.0 <= limit && held.1 <= 1 << 19, "{held:?} at {} symbols, the limit is {limit}", state.len());
+        }
+        alone.rows[0].state.segments()
+    };
     // the first symbol is a patch by itself
-    assert_eq!(alone.rows[0].state.segments(), 1 + (symbols - 1) / MAX_REQUESTED_PATCH);
+    assert_eq!(with(Some(50.0), 100_000), 1 + 99_999 / MAX_REQUESTED_PATCH);
+    let symbols = if long_runs() { 100_000 } else { 10_000 };
+    assert!((symbols / 10..symbols / 5).contains(&with(None, symbols)));
 }
 
 #[test]

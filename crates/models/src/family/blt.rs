@@ -1558,7 +1558,7 @@ impl Loader<'_> {
         }
         let dtype = self.tensors.store.dtype().cache_dtype();
         let layout = PageLayout { dtype, layers: stack.layers, heads, head_dim, output };
-        let rotary = Rotary::new(head_dim, stack.rotary_base, None, window.max_keys(), self.positions);
+        let rotary = Rotary::rounded(head_dim, stack.rotary_base, self.positions);
         Ok(HybridStack { dim, layers, norm: None, position: PositionScheme::Rotary(rotary), window, layout })
     }
 

@@ -401,12 +401,16 @@ pub const ROTARY_BASE: f64 = 10_000.0;
 /// Positions of one part of a rotation table.
 const PART: usize = 256;
 
+/// Maximum positions of a table of [`Rotary::rounded`], whose memory would grow with the longest text. Rotations of later ones are
+/// computed in each step.
+const ROUNDED_POSITIONS: usize = 1 << 15;
+
 /// Rotation tables of one stack.
 pub struct Rotary {
     /// Positions of a block, from whose start a key's rotation counts; `usize::MAX` if it counts from the sequence's start.
     block: usize,
-    queries: RotationTable,
-    keys: RotationTable,
+    queries: Arc<RotationTable>,
+    keys: Arc<RotationTable>,
 }
 
 /// Returns ζ_m for heads of `dim` numbers.
@@ -435,8 +439,20 @@ impl Rotary {
             Some(base) => (0..dim / 2).map(|m| sign * zeta(dim, m).ln() / base).collect(),
             None => vec![0.0; dim / 2],
         };
-        let table = |sign, positions| RotationTable::new(rates.clone(), growth(sign), positions);
+        let table = |sign, positions| Arc::new(RotationTable::new(rates.clone(), growth(sign), positions));
         Self { block, queries: table(1.0, query_positions), keys: table(-1.0, block.min(positions.max(1))) }
+    }
+
+    /// Creates a table like [`new`](Self::new)'s for positions that count from the sequence's start, with rates and angles that
+    /// are rounded to f32. transformers rounds them, and after hundreds of positions that moves logits more than all other
+    /// rounding in f32.
+    pub fn rounded(dim: usize, base: f64, positions: usize) -> Self {
+        let base = f64::from(base as f32);
+        let rate = |m: usize| 1.0 / base.powf(f64::from(2.0 * m as f32 / dim as f32)) as f32;
+        let rates = (0..dim / 2).map(|m| f64::from(rate(m))).collect();
+        let table = RotationTable::new(rates, vec![0.0; dim / 2], positions.min(ROUNDED_POSITIONS));
+        let table = Arc::new(RotationTable { rounds: true, ..table });
+        Self { block: usize::MAX, queries: table.clone(), keys: table }
     }
 
     /// Returns [`AttentionHead::block`](weir_kernels::attention::AttentionHead::block).
@@ -482,21 +498,32 @@ impl Rotary {
     }
 }
 
-/// cos and sin of n·θ_m times e^(n·growth_m), rounded from f64. Each part is computed when a sequence first reaches it.
+/// cos and sin of n·θ_m times e^(n·growth_m), rounded from f64. Each part is computed when a sequence first reaches it, and
+/// positions after the last part whenever they are used.
 struct RotationTable {
     rates: Vec<f64>,
     growth: Vec<f64>,
+    /// True if angles are rounded to f32.
+    rounds: bool,
     parts: Vec<OnceLock<Box<[f32]>>>,
 }
 
 impl RotationTable {
     fn new(rates: Vec<f64>, growth: Vec<f64>, positions: usize) -> Self {
-        Self { rates, growth, parts: (0..positions.div_ceil(PART)).map(|_| OnceLock::new()).collect() }
+        let parts = (0..positions.div_ceil(PART)).map(|_| OnceLock::new()).collect();
+        Self { rates, growth, rounds: false, parts }
     }
 
     /// Rotates heads, (head_dim) each, by `n` positions.
     fn rotate<'a>(&self, n: usize, heads: impl Iterator<Item = &'a mut [f32]>) {
-        let rotations = self.rotations(n);
+        let computed: Vec<f32>;
+        let rotations = match self.parts.get(n / PART) {
+            Some(part) => self.rotations(part, n),
+            None => {
+                computed = self.compute(n as f64).collect();
+                &computed
+            }
+        };
         for head in heads {
             for (pair, rotation) in head.as_chunks_mut::<2>().0.iter_mut().zip(rotations.as_chunks::<2>().0) {
                 let [a, b] = *pair;
@@ -506,10 +533,10 @@ impl RotationTable {
         }
     }
 
-    /// Returns cos and sin of each pair in turn, for `n` positions: (head_dim).
-    fn rotations(&self, n: usize) -> &[f32] {
+    /// Returns cos and sin of each pair in turn, for `n` positions in a part: (head_dim).
+    fn rotations<'a>(&self, part: &'a OnceLock<Box<[f32]>>, n: usize) -> &'a [f32] {
         let width = 2 * self.rates.len();
-        let part = self.parts[n / PART].get_or_init(|| {
+        let part = part.get_or_init(|| {
             let first = n / PART * PART;
             (first..first + PART).flat_map(|n| self.compute(n as f64)).collect()
         });
@@ -519,7 +546,7 @@ impl RotationTable {
     fn compute(&self, n: f64) -> impl Iterator<Item = f32> {
         self.rates.iter().zip(&self.growth).flat_map(move |(rate, growth)| {
             let scale = (n * growth).exp();
-            let angle = n * rate;
+            let angle = if self.rounds { f64::from((n * rate) as f32) } else { n * rate };
             [(angle.cos() * scale) as f32, (angle.sin() * scale) as f32]
         })
     }
@@ -620,6 +647,27 @@ mod tests {
         // Six heads: the four slopes of 4 heads, then the first and third of 8.
         assert_eq!(slopes(6), [0.25, 0.0625, 0.015_625, 0.003_906_25, 0.5, 0.125]);
         assert_eq!(slopes(1), [1.0 / 256.0]);
+    }
+
+    /// cos and sin of torch in f32. Angles that are not rounded differ by 3e-5.
+    #[test]
+    fn rounded_angles_are_those_of_transformers() {
+        let expected = [
+            -0.645_884_34,
+            -0.763_435_3,
+            0.118_795_46,
+            -0.992_918_7,
+            -0.803_478_24,
+            -0.595_334_1,
+            0.659_246_2,
+            0.751_927_14,
+        ];
+        // with and without a table
+        for positions in [16_002, 1] {
+            let mut pairs = [1.0, 0.0].repeat(4);
+            Rotary::rounded(8, 500_000.0, positions).rotate_query(16_001, std::iter::once(&mut pairs[..]));
+            assert!(pairs.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-7), "{pairs:?}");
+        }
     }
 
     const USUAL: Buckets = Buckets { count: 32, max_distance: 128, bidirectional: false };

@@ -43,8 +43,9 @@ impl Block {
     fn new(bytes: usize) -> Result<Self> {
         let padded = bytes.checked_add(HUGE).ok_or_else(|| out_of_memory(bytes, "the size overflows"))?;
         let mut map = MmapMut::map_anon(padded).map_err(|error| out_of_memory(bytes, error))?;
-        // failure is not an error: without huge pages everything works, but more slowly
-        #[cfg(target_os = "linux")]
+        // failure is not an error: without huge pages everything works, but more slowly; tests load hundreds of tiny models, most of
+        // whose loading time would go into clearing huge pages
+        #[cfg(all(target_os = "linux", not(debug_assertions)))]
         let _ = map.advise(memmap2::Advice::HugePage);
         let skip = map.as_ptr().align_offset(HUGE).min(HUGE);
         let start = NonNull::from(&mut map[skip..]).cast();

@@ -13,6 +13,8 @@ import local
 import pages
 import pytest
 
+# One process installs the packages.
+pytestmark = pytest.mark.xdist_group("clients")
 PROMPT = "the history of "
 # Runs after the page's example, which imports text_completion and prints its text.
 PROGRAM = """

@@ -18,6 +18,8 @@ import pytest
 
 from weir_client import Client
 
+# One process installs the packages.
+pytestmark = pytest.mark.xdist_group("clients")
 PAGE = "docs/clients.md"
 TEXTS = ["the history of the", "a river "]
 CHOICES = [

@@ -14,6 +14,8 @@ import local
 import pictures
 import pytest
 
+# One process installs the packages.
+pytestmark = pytest.mark.xdist_group("npm")
 # What each panel shows once it has its answer: the tab, a script that starts it, and one that returns whether it is done.
 PANELS = (
     ("edit", "0", pictures.READY),

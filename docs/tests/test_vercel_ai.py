@@ -13,6 +13,8 @@ from typing import Any, Dict
 import local
 import pytest
 
+# One process installs the packages.
+pytestmark = pytest.mark.xdist_group("npm")
 # The SDK writes a dialogue and asks to stop before the next line of the user.
 PROGRAM = """
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";

@@ -4,7 +4,7 @@
 //! `is_due` decides, and the other rows are finished. Only the steps of the model are timed, with logits but without
 //! sampling. The speed is computed from the sum of all rounds, because rounds that close a segment take longer than others.
 
-use crate::report::machine::{Machine, MeasuredModel};
+use crate::report::machine::{LIMIT_TIME, Machine, MeasuredModel};
 use crate::report::sample::Sample;
 use crate::report::{check_length, quantiles, ratios};
 use serde::Serialize;
@@ -263,7 +263,7 @@ impl DecodeMeasurement {
             step_ns_p50: step_ns.median,
             bytes_per_char: run.bytes as f64 / (run.symbols as f64 * bench.sample.chars_per_symbol),
             achieved_bytes_per_second: run.bytes as f64 / seconds,
-            ceiling_bytes_per_second: machine.read_bytes_per_second(run.working_set_bytes)?,
+            ceiling_bytes_per_second: machine.read_bytes_per_second(run.working_set_bytes, LIMIT_TIME)?,
             working_set_bytes: run.working_set_bytes,
             step_ns_p10: step_ns.p10,
             step_ns_p90: step_ns.p90,

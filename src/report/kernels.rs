@@ -3,7 +3,8 @@
 //! Measures matrix products with weights in memory (cold) and in a cache (hot), attention of one row, layer norm, and the time to start
 //! and join the threads.
 
-use crate::report::{machine::Machine, quantiles};
+use crate::report::machine::{LIMIT_TIME, Machine};
+use crate::report::quantiles;
 use serde::Serialize;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -98,6 +99,11 @@ impl KernelPlan {
 
     fn min_time(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
+    }
+
+    /// Returns the minimum time of measuring the read rate next to a kernel.
+    fn limit_time(&self) -> Duration {
+        LIMIT_TIME.min(self.min_time())
     }
 }
 
@@ -260,7 +266,7 @@ fn measure_matrix(
     let mut entries = Vec::new();
     for (weights, matrices) in [("cold", &matrices[..]), ("hot", &matrices[..1])] {
         let working_set = matrices.iter().map(Linear::bytes).sum();
-        let ceiling = machine.read_bytes_per_second(working_set)?;
+        let ceiling = machine.read_bytes_per_second(working_set, plan.limit_time())?;
         let gelu = (weights == "hot" && shape == ACTIVATED).then_some(("matrix+gelu", Epilogue::Gelu));
         for (kernel, epilogue) in [Some(("matrix", Epilogue::None)), gelu].into_iter().flatten() {
             for rows in ROWS {
@@ -382,7 +388,7 @@ impl Attention {
             black_box(&mut out);
         })?;
         let work = self.work(distances);
-        let ceiling = machine.read_bytes_per_second(work.bytes)?;
+        let ceiling = machine.read_bytes_per_second(work.bytes, plan.limit_time())?;
         let name = if distances { "attention+distances" } else { "attention" };
         Ok(KernelMeasurement {
             dtype: Some(self.layout.dtype.name()),

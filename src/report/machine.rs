@@ -20,8 +20,8 @@ pub struct Machine {
 /// Minimum timed passes of a limit, which is their median.
 const MIN_PASSES: usize = 11;
 
-/// Minimum time of all timed passes together.
-const MIN_TIME: Duration = Duration::from_millis(200);
+/// Minimum time of all timed passes of a limit together.
+pub const LIMIT_TIME: Duration = Duration::from_millis(200);
 
 /// Passes before the timed ones, which warm up the caches.
 const WARM_UP: usize = 2;
@@ -78,12 +78,13 @@ impl Machine {
         self.compute.pool.threads()
     }
 
-    /// Measures the bytes per second that all threads read from a working set of `bytes`. Fails if memory runs out.
-    pub fn read_bytes_per_second(&self, bytes: usize) -> Result<f64> {
+    /// Measures for at least `min_time` how many bytes per second all threads read from a working set of `bytes`. Fails if memory
+    /// runs out.
+    pub fn read_bytes_per_second(&self, bytes: usize, min_time: Duration) -> Result<f64> {
         let stream = MemoryStream::new(bytes)?;
         let times = MIN_BYTES.div_ceil(stream.bytes());
         let bytes = (stream.bytes() * times) as f64;
-        Ok(median_rate(&mut || {
+        Ok(median_rate(min_time, &mut || {
             black_box(stream.read(self.compute.isa, &self.compute.pool, times));
             bytes
         }))
@@ -91,7 +92,7 @@ impl Machine {
 
     /// Measures the f32 multiply-adds per second of all threads, in registers.
     pub fn multiply_adds_per_second(&self) -> f64 {
-        median_rate(&mut || {
+        median_rate(LIMIT_TIME, &mut || {
             let (count, result) = multiply_adds(self.compute.isa, &self.compute.pool, MULTIPLY_ADDS);
             black_box(result);
             count as f64
@@ -100,13 +101,13 @@ impl Machine {
 }
 
 /// Returns the median rate, in units per second, of a pass that returns its number of units.
-fn median_rate(pass: &mut dyn FnMut() -> f64) -> f64 {
+fn median_rate(min_time: Duration, pass: &mut dyn FnMut() -> f64) -> f64 {
     for _ in 0..WARM_UP {
         pass();
     }
     let start = Instant::now();
     let mut rates = Vec::new();
-    while rates.len() < MIN_PASSES || start.elapsed() < MIN_TIME {
+    while rates.len() < MIN_PASSES || start.elapsed() < min_time {
         let pass_start = Instant::now();
         let units = pass();
         rates.push(units / pass_start.elapsed().as_secs_f64().max(1e-9));

@@ -3,7 +3,7 @@
 //! The texts are fixed, so that the work does not depend on the weights. A document arrives in equal parts, and each part is
 //! encoded as far as possible before the next one arrives. Work after the last part is what an upload cannot hide.
 
-use crate::report::machine::{Machine, MeasuredModel};
+use crate::report::machine::{LIMIT_TIME, Machine, MeasuredModel};
 use crate::report::{check_range, ratios};
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
@@ -169,7 +169,7 @@ fn summarize_runs(
         peak_gflops: 2.0 * machine.multiply_adds_per_second() / 1e9,
         decode_ns_per_token: median(step_ns.collect()).unwrap_or(0.0),
         decode_bytes_per_step: bytes,
-        ceiling_bytes_per_second: machine.read_bytes_per_second(bytes)?,
+        ceiling_bytes_per_second: machine.read_bytes_per_second(bytes, LIMIT_TIME)?,
         request_ns: median(runs.iter().map(SummaryRun::request_ns).collect()).unwrap_or(0.0),
         vectors,
         cross_attention_bytes: last.map_or(0, |run| run.bytes),

@@ -149,7 +149,7 @@ fn a_steady_decode_step_allocates_nothing() {
 
 const ROWS: usize = 3;
 
-const CHARS: usize = 400;
+const CHARS: usize = 320;
 
 /// Symbol steps of a generation whose allocations are counted.
 const COUNTED: std::ops::Range<usize> = 100..300;
@@ -337,10 +337,10 @@ fn record(meter: &dyn Observer, step: usize) {
 }
 
 /// Symbols of a sequence, enough to allocate pages and close segments.
-const SYMBOLS: usize = 700;
+const SYMBOLS: usize = 450;
 
 /// Position at which sequences are forked: in the middle of a page.
-const FORK: usize = 333;
+const FORK: usize = 205;
 
 const ALL: [usize; ROWS] = [0, 1, 2];
 

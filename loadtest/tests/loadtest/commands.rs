@@ -279,14 +279,14 @@ fn an_interrupted_warm_up_measures_nothing() {
 /// The second load answers twice, and the rest of its requests find no server.
 #[test]
 fn a_sweep_reports_what_it_measured_before_the_server_went_away_and_fails() {
-    // slow and long, so that most answers are still to come when the server goes away, however late that is noticed
-    let served = serve(vec![Script { first: ms(300), ..script("stub") }]);
+    // slow, so that most answers are still to come when the server goes away, however late that is noticed
+    let served = serve(vec![Script { first: ms(600), ..script("stub") }]);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
-    let load = "--concurrency 4,2,3 --requests 40 --warm-up 0 --output-chars 4";
+    let load = "--concurrency 4,2,3 --requests 12 --warm-up 0 --output-chars 4";
     let line = format!("sweep @ {load} --json {} --markdown {}", file("a.json"), file("a.md"));
     let mut child = served.command(&line).spawn().unwrap();
-    wait(&mut child, || served.stub.answered() >= 42);
+    wait(&mut child, || served.stub.answered() >= 14);
     let gone = format!("{}: closed loop, 2 at a time: the server went away: ", served.address);
     drop(served);
     let output = child.wait_with_output().unwrap();
@@ -295,7 +295,7 @@ fn a_sweep_reports_what_it_measured_before_the_server_went_away_and_fails() {
     let why = report[0]["broken_off"].as_str().unwrap();
     assert!(output.status.code() == Some(1) && stderr.contains(why) && why.starts_with(&gone), "{why}: {stderr}");
     let points = &report[0]["parts"][0]["points"];
-    assert_eq!(points[0]["figures"]["requests"]["well"], 40);
+    assert_eq!(points[0]["figures"]["requests"]["well"], 12);
     assert!(points[1]["broken_off"].as_str().unwrap().starts_with("the server went away: "), "{points}");
     assert_eq!(points[1]["tester"]["limits"], json!([]));
     assert_eq!(report[0]["missing"], json!([{ "model": "stub", "what": "closed loop, 3 at a time" }]));

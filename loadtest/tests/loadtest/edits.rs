@@ -16,7 +16,7 @@ fn keystrokes_are_timed_and_saved() {
     let served = serve(vec![script("stub")]);
     let load = "--concurrency 2 --requests 2 --warm-up 0 --objective key_p99=10s";
     let line = format!(
-        "run @ --workload kind=edit,prompt-chars=50,output-chars=12,rate=20 --prompts {} {load} --markdown {}",
+        "run @ --workload kind=edit,prompt-chars=50,output-chars=12,rate=5 --prompts {} {load} --markdown {}",
         text.display(),
         page.display()
     );

@@ -82,6 +82,7 @@ pub(crate) struct Stub {
     start: Instant,
     requests: Arc<AtomicU64>,
     answered: Arc<AtomicU64>,
+    ended: Arc<AtomicU64>,
 }
 
 impl Stub {
@@ -89,12 +90,18 @@ impl Stub {
     pub(crate) fn new(scripts: Vec<Script>) -> Self {
         let slots = |script: &Script| Arc::new(StubSlots::new(script.rows));
         let models = Arc::new(scripts.into_iter().map(|script| (script.clone(), slots(&script))).collect());
-        Self { models, start: Instant::now(), requests: Arc::default(), answered: Arc::default() }
+        let start = Instant::now();
+        Self { models, start, requests: Arc::default(), answered: Arc::default(), ended: Arc::default() }
     }
 
     /// Returns the number of generated texts so far.
     pub(crate) fn answered(&self) -> u64 {
         self.answered.load(Relaxed)
+    }
+
+    /// Returns the number of texts so far that were generated, or whose client left.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Relaxed)
     }
 
     /// Serves on these connections until `end`. They should have TCP_NODELAY, because delayed packets reach a reader late.
@@ -270,7 +277,13 @@ impl generation_server::Generation for Stub {
         if self.is_refused(&model.0) {
             return Err(Status::resource_exhausted("the queue is full"));
         }
-        Ok(streamed(|out| self.clone().answer(model, request, out)))
+        let stub = self.clone();
+        Ok(streamed(|out| async move {
+            let ended = Arc::clone(&stub.ended);
+            let answered = stub.answer(model, request, out).await;
+            ended.fetch_add(1, Relaxed);
+            answered
+        }))
     }
 
     async fn score(&self, request: Request<ScoreRequest>) -> Result<Response<Self::ScoreStream>, Status> {

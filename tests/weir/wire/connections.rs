@@ -239,7 +239,7 @@ const GENERATE: &str = "/weir.v1.Generation/Generate";
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// Time after which a call without an answer counts as open.
-const OPEN: Duration = Duration::from_millis(500);
+const OPEN: Duration = Duration::from_millis(200);
 
 /// Time within which an answer must come.
 const ANSWERED: Duration = Duration::from_secs(10);

@@ -94,14 +94,11 @@ impl WorkerTask {
     pub async fn run(self, mut step_time: impl FnMut() -> Duration) {
         // the worker is dropped before the guard, as on a thread
         let Self { _guard, mut worker } = self;
-        let mut took = step_time();
         loop {
+            let took = step_time();
             worker.batch.simulated_step = Some(took);
             match worker.round() {
-                Round::Stepped => {
-                    sleep(took).await;
-                    took = step_time();
-                }
+                Round::Stepped => sleep(took).await,
                 Round::Idle(limit) => {
                     let woken = poll_fn(|cx| worker.inner.state.wake_signal.poll_wait(cx));
                     // an error means that the limit has passed

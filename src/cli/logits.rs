@@ -73,10 +73,9 @@ pub(super) fn write_forced(
     let encoder = model.document_encoder().ok_or_else(|| Error::only_continues_text(&card.name, &card.shape))?;
     let tokens = tokens(model, encoder, document, cut)?;
     let fed = forced_target(model, encoder.limits(), target)?;
-    let encoding = if hard { encoder.open_hard()? } else { encoder.open() };
     let mut scratch = model.scratch();
-    let document = read_document(encoder, encoding, &tokens, &mut scratch)?;
-    let logits = target_logits(model, encoder.begin(&*document)?, &fed, &mut scratch)?;
+    let document = read_document(encoder, encoder.open(hard)?, &tokens, &mut scratch)?;
+    let logits = target_logits(model, encoder.begin(&document)?, &fed, &mut scratch)?;
     output::logits(out, &logits, [fed.len(), card.vocabulary.len()], None)
 }
 

@@ -158,7 +158,7 @@ fn tokens(model: &dyn Model, document: &BenchDocument) -> Result<ReadDocument> {
 fn run(model: &dyn Model, ids: &[u32], tokens: usize, scratch: &mut Scratch) -> Result<DocumentRun> {
     let reader = reader(model)?;
     let (document, time) = encode(reader, ids, scratch)?;
-    let mut rows = [SequenceRow::new(reader.begin(&*document)?)];
+    let mut rows = [SequenceRow::new(reader.begin(&document)?)];
     let text = text_ids(reader.limits(), model.card().vocabulary.len(), 0, tokens);
     let start = Instant::now();
     for symbol in text.chunks(1) {
@@ -168,8 +168,8 @@ fn run(model: &dyn Model, ids: &[u32], tokens: usize, scratch: &mut Scratch) -> 
     Ok(DocumentRun {
         encode_ns: time.total_ns,
         decode_ns: start.elapsed().as_nanos() as f64,
-        kept_share: kept_share(document.choices(), document.vectors(), document.tokens()),
-        bytes: document.bytes(),
+        kept_share: kept_share(&document.choices, document.vectors, document.tokens),
+        bytes: document.bytes,
     })
 }
 

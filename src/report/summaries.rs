@@ -187,11 +187,11 @@ fn run(model: &dyn Model, plan: SummaryBenchPlan, scratch: &mut Scratch) -> Resu
         ids.push(limits.marks.end);
         let (document, time) = encode(reader, &ids, scratch)?;
         run.encode.push(time);
-        run.layers = document.timings().to_vec();
-        run.memory_ns = document.memory_ns();
-        run.vectors = document.vectors();
-        run.bytes = document.bytes();
-        rows.push(SequenceRow::new(reader.begin(&*document)?));
+        run.layers = document.timings.clone();
+        run.memory_ns = document.memory_ns;
+        run.vectors = document.vectors;
+        run.bytes = document.bytes;
+        rows.push(SequenceRow::new(reader.begin(&document)?));
     }
     let indices: Vec<usize> = (0..plan.batch).collect();
     let text = |number| text_ids(limits, vocabulary, u64::MAX - number as u64, plan.tokens);
@@ -212,8 +212,8 @@ pub(super) fn encode(
     reader: &dyn DocumentEncoder,
     ids: &[u32],
     scratch: &mut Scratch,
-) -> Result<(Arc<dyn Document>, EncodeTime)> {
-    let mut encoding = reader.open();
+) -> Result<(Arc<Document>, EncodeTime)> {
+    let mut encoding = reader.open(false)?;
     let start = Instant::now();
     let mut last_part = start;
     for part in ids.chunks(ids.len().div_ceil(PARTS)) {

@@ -195,11 +195,11 @@ pub fn model_outputs(model: &dyn Model, input: &Input, boundaries: BoundaryOptio
 
 fn document_outputs(model: &dyn Model, encoder: &dyn DocumentEncoder, input: &Input) -> Result<Outputs> {
     let mut scratch = model.scratch();
-    let document = read_document(encoder, encoder.open(), &input.document, &mut scratch)?;
-    let logits = target_logits(model, encoder.begin(&*document)?, &input.symbols, &mut scratch)?;
+    let document = read_document(encoder, encoder.open(false)?, &input.document, &mut scratch)?;
+    let logits = target_logits(model, encoder.begin(&document)?, &input.symbols, &mut scratch)?;
     Ok(Outputs {
         logits: logits.into_iter().map(f64::from).collect(),
-        choices: document.choices().to_vec(),
+        choices: document.choices.clone(),
         ..Outputs::default()
     })
 }

@@ -148,7 +148,6 @@ fn a_steady_decode_step_allocates_nothing() {
 }
 
 const ROWS: usize = 3;
-
 const CHARS: usize = 320;
 
 /// Symbol steps of a generation whose allocations are counted.
@@ -201,10 +200,6 @@ impl Model for CountingModel {
     fn begin(&self, options: BoundaryOptions) -> Result<Box<dyn State>> {
         self.generations.fetch_add(1, SeqCst);
         self.model.begin(options)
-    }
-
-    fn scratch(&self) -> Scratch {
-        self.model.scratch()
     }
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {

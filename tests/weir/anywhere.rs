@@ -73,23 +73,6 @@ fn the_server_starts_in_an_empty_folder() {
     }
 }
 
-/// A port in use is reported before the models are loaded, which can take minutes.
-#[test]
-fn a_port_in_use_is_reported_before_models_load() {
-    let folder = TempDir::new().unwrap();
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
-    for flag in ["--listen", "--http-listen", "--admin-listen"] {
-        let mut args = vec!["serve", flag, &address];
-        if flag != "--listen" {
-            args.extend(["--listen", "127.0.0.1:0"]);
-        }
-        let error = run(folder.path(), &args).unwrap_err();
-        assert!(error.contains(&format!("weir: {flag}: cannot listen on {address}: ")), "{error}");
-        assert!(!error.contains("loading"), "{error}");
-    }
-}
-
 /// Without an address in its settings, a server opens all ports. Other programs of this machine may have one of them.
 #[test]
 fn a_server_without_addresses_opens_three_ports() {

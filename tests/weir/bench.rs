@@ -167,7 +167,6 @@ const DECODE_FIELDS: [&str; 13] = [
 ];
 
 const CONTEXT: usize = 40;
-
 const STEPS: usize = 30;
 
 fn check_entry(entry: &Value, model: &dyn Model, batch: usize, wait: usize) {

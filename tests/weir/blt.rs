@@ -388,27 +388,3 @@ fn a_text_is_not_decompressed_with_another_table() {
     let message = weir(&["decompress", "--force", "--model", model, &packed, &back]).unwrap_err();
     assert!(message.contains("compressed with the checkpoint with sha256"), "{message}");
 }
-
-/// A folder in the form of the official code names the form that weir reads.
-#[test]
-fn a_folder_of_the_official_code_is_refused_by_name() {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("config.json"), r#"{"args": {"patching_mode": "entropy"}}"#).unwrap();
-    let message = load(folder.path(), &settings()).err().unwrap().to_string();
-    assert!(message.contains("args: expected Hugging Face's form of the Byte Latent Transformer"), "{message}");
-    assert!(message.ends_with("found a folder in the form of facebookresearch/blt"), "{message}");
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("params.json"), "{}").unwrap();
-    fs::write(folder.path().join("consolidated.pth"), "").unwrap();
-    let to = TempDir::new().unwrap();
-    let refused = [
-        load(folder.path(), &settings()).err().unwrap().to_string(),
-        load(&folder.path().join("consolidated.pth"), &settings()).err().unwrap().to_string(),
-        convert(Source::Blt, folder.path(), &to.path().join("a"), false).unwrap_err().to_string(),
-        weir(&["inspect", folder.path().to_str().unwrap()]).unwrap_err(),
-    ];
-    for message in refused {
-        assert!(message.contains("which transformers' convert_blt_weights_to_hf.py writes"), "{message}");
-        assert!(message.contains("Meta's") && message.contains("consolidated.pth"), "{message}");
-    }
-}

@@ -15,7 +15,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const RIGHT: &str = "\u{e014}";
 
 const HOME: &str = "\u{e011}";
-
 const END: &str = "\u{e010}";
 
 /// Keys that start a run of the playground: Control and Enter.
@@ -1041,15 +1040,10 @@ fn changed_characters_of_a_prompt_are_counted() {
 }
 
 const TAB: &str = "\u{e004}";
-
 const ALT: &str = "\u{e00a}";
-
 const DOWN: &str = "\u{e015}";
-
 const CONNECTED: &str = "at('edit-status').textContent.startsWith('Connected')";
-
 const GHOST: &str = "document.querySelector('.ghost') !== null && editor.asked.id === editor.work.id";
-
 const SCORED: &str = "editor.parts.length > 0 && editor.parts.at(-1).end === editor.area.value.length";
 
 /// Removes the text with which the editor opens, and lets the ghost text be the best completion alone.

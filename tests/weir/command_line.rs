@@ -18,16 +18,6 @@ fn ids(count: usize) -> String {
 }
 
 #[test]
-fn segment_needs_a_model_that_pools() {
-    let kind = "--model: expected a model that pools its input, found ";
-    refused(&["segment", "--model", &model("vanilla"), "--text", "a b"], kind);
-    let args = ["segment", "--model", &model("whitespaces"), "--max-symbols", "10", "--ids", &ids(11)];
-    refused(&args, "--ids: expected at most 10 characters, found 11");
-    let output = run_json(&["segment", "--json", "--model", &model("whitespaces"), "--text", "ab c"]);
-    assert_eq!((&output["closed"], &output["segments"][1]["text"]), (&1.into(), &"c".into()));
-}
-
-#[test]
 fn generation_stops_at_the_symbol_limit() {
     let generated = |prompt: usize| {
         let model = model("whitespaces");

@@ -17,7 +17,7 @@ use weir::{
             BoundaryMode, BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding,
             EncodingProgress, EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PageUse,
             PoolingChoice, PoolingStep, Scratch, SequenceRow, SpecialIds, State, StepStatus, SymbolBoundary, Want,
-            document_ref, encoding_mut, state_mut,
+            encoding_mut, state_mut,
         },
         text::{TextNormaliser, Vocabulary},
     },
@@ -202,9 +202,6 @@ impl State for DecoderState {
     fn boundary_before(&self, len: usize) -> usize {
         len
     }
-    fn bytes(&self) -> usize {
-        self.past.len() * BYTES
-    }
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         let page = |symbol: &Arc<Symbol>| PageUse {
             id: Arc::as_ptr(symbol).addr(),
@@ -312,40 +309,10 @@ impl Model for DocumentModel {
     }
 }
 
-struct HashedDocument {
+/// The memory of a document.
+struct HashedMemory {
     hash: u64,
-    tokens: usize,
-    hard: bool,
-    choices: Vec<PoolingChoice>,
-    timings: Vec<LayerTime>,
-    alive: Alive,
-}
-
-impl Document for HashedDocument {
-    fn tokens(&self) -> usize {
-        self.tokens
-    }
-    fn vectors(&self) -> usize {
-        self.tokens.div_ceil(2)
-    }
-    fn bytes(&self) -> usize {
-        self.alive.bytes
-    }
-    fn unpooled_bytes(&self) -> usize {
-        self.tokens * 2 * BYTES
-    }
-    fn own_bytes(&self) -> usize {
-        0
-    }
-    fn choices(&self) -> &[PoolingChoice] {
-        &self.choices
-    }
-    fn timings(&self) -> &[LayerTime] {
-        &self.timings
-    }
-    fn memory_ns(&self) -> u64 {
-        7
-    }
+    _alive: Alive,
 }
 
 /// Encoding with two layers. The first runs while the document arrives.
@@ -358,7 +325,7 @@ struct Opening {
     ran: usize,
     /// Choices of the pooling after the first layer, until the document exists.
     choices: Vec<PoolingChoice>,
-    document: Option<Arc<dyn Document>>,
+    document: Option<Arc<Document>>,
     alive: Option<Alive>,
     counts: Arc<Counts>,
 }
@@ -413,12 +380,11 @@ impl Encoding for Opening {
     fn choices(&self) -> &[PoolingChoice] {
         &self.choices
     }
-    fn document(&self) -> Option<Arc<dyn Document>> {
+    fn document(&self) -> Option<Arc<Document>> {
         self.document.clone()
     }
     fn bytes(&self) -> usize {
-        self.alive.as_ref().map_or(0, |alive| alive.bytes)
-            + self.document.as_ref().map_or(0, |document| document.bytes())
+        self.alive.as_ref().map_or(0, |alive| alive.bytes) + self.document.as_ref().map_or(0, |document| document.bytes)
     }
 }
 
@@ -427,15 +393,9 @@ impl DocumentEncoder for DocumentModel {
         &self.limits
     }
 
-    fn open(&self) -> Box<dyn Encoding> {
+    fn open(&self, hard: bool) -> Result<Box<dyn Encoding>> {
         let alive = Some(Alive::new(&self.counts));
-        Box::new(Opening { alive, counts: Arc::clone(&self.counts), ..Opening::default() })
-    }
-
-    fn open_hard(&self) -> Result<Box<dyn Encoding>> {
-        let mut opening = self.open();
-        encoding_mut::<Opening>(&mut *opening)?.hard = true;
-        Ok(opening)
+        Ok(Box::new(Opening { alive, hard, counts: Arc::clone(&self.counts), ..Opening::default() }))
     }
 
     fn bytes_for(&self, tokens: usize) -> usize {
@@ -482,15 +442,14 @@ impl DocumentEncoder for DocumentModel {
         Ok(ran)
     }
 
-    fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
-        let document = document_ref::<HashedDocument>(document)?;
-        let hash = mix(document.hash ^ u64::from(document.hard));
+    fn begin(&self, document: &Document) -> Result<Box<dyn State>> {
+        let HashedMemory { hash, .. } = *document.memory.downcast_ref().unwrap();
         Ok(Box::new(DecoderState { hash, past: Vec::new(), alive: Alive::new(&self.counts) }))
     }
 
     /// Attends to later vectors more.
-    fn attention(&self, document: &dyn Document, _: &mut Scratch) -> Result<Vec<f32>> {
-        Ok((1..=document.vectors()).map(|vector| vector as f32).collect())
+    fn attention(&self, document: &Document, _: &mut Scratch) -> Result<Vec<f32>> {
+        Ok((1..=document.vectors).map(|vector| vector as f32).collect())
     }
 }
 
@@ -501,9 +460,17 @@ fn pooling_choice(tokens: &[u32]) -> PoolingChoice {
     PoolingChoice { layer: 0, kept }
 }
 
-fn hashed_document(tokens: &[u32], hard: bool, alive: Alive) -> HashedDocument {
+fn hashed_document(tokens: &[u32], hard: bool, alive: Alive) -> Document {
     let hash = tokens.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
-    let choices = vec![pooling_choice(tokens)];
-    let timings = vec![LayerTime { length: tokens.len(), ns: 5 }; 2];
-    HashedDocument { hash, tokens: tokens.len(), hard, choices, timings, alive }
+    Document {
+        tokens: tokens.len(),
+        vectors: tokens.len().div_ceil(2),
+        bytes: alive.bytes,
+        unpooled_bytes: tokens.len() * 2 * BYTES,
+        own_bytes: 0,
+        choices: vec![pooling_choice(tokens)],
+        timings: vec![LayerTime { length: tokens.len(), ns: 5 }; 2],
+        memory_ns: 7,
+        memory: Box::new(HashedMemory { hash: mix(hash ^ u64::from(hard)), _alive: alive }),
+    }
 }

@@ -13,7 +13,6 @@ use weir::models::family::hourglass::{HourglassStage, HourglassState, Work};
 const LOGITS: f32 = 2e-5;
 
 const LOGITS_LONG: f32 = 1e-4;
-
 const STAGES: f32 = 5e-5;
 
 /// The golden tensors of a fixture.

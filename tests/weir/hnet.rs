@@ -2,7 +2,7 @@
 
 use crate::{
     process::{scored_in_each_mode, weir, weir_json},
-    support::{copied, published_shape, settings},
+    support::{published_shape, settings},
     *,
 };
 use std::ops::ControlFlow;
@@ -193,25 +193,6 @@ fn a_torch_file_gives_the_weights_of_safetensors() {
     assert!(written.parameters > 0 && written.shape.contains("2 levels"), "{}", written.shape);
 }
 
-/// Returns the error of converting a folder, without its path.
-fn refusal(from: &Path) -> String {
-    let to = TempDir::new().unwrap();
-    let message = convert(Source::Hnet, from, &to.path().join("to"), false).unwrap_err().to_string();
-    assert!(!to.path().join("to/config.json").exists(), "{message}");
-    message.replace(&format!("{}/", from.display()), "")
-}
-
-#[test]
-fn two_files_of_tensors_are_refused() {
-    let from = copied(&golden_data("hnet/two_stage"));
-    fs::write(from.path().join("checkpoint.pt"), "no archive").unwrap();
-    let message = refusal(from.path());
-    assert!(message.contains("expected model.safetensors, or one .pt file, found both"), "{message}");
-    fs::remove_file(from.path().join("model.safetensors")).unwrap();
-    let message = refusal(from.path());
-    assert!(message.contains("checkpoint.pt") && message.contains("a zip archive"), "{message}");
-}
-
 /// Returns the mean length of each level's chunks, in units of the level around it, on English.
 fn chunk_lengths(stages: &Value, dtype: Dtype) -> Vec<f64> {
     let mut shape = published_shape("hnet-41m.json");
@@ -250,50 +231,5 @@ fn random_chunks_are_as_long_as_trained_ones() {
         assert!(lengths.len() == 1 && (5.0..7.0).contains(&lengths[0]), "{lengths:?}");
         let lengths = chunk_lengths(&json!([outer, nested, main]), dtype);
         assert!(lengths.len() == 2 && lengths.iter().all(|length| (2.5..3.5).contains(length)), "{lengths:?}");
-    }
-}
-
-#[test]
-fn a_configuration_that_is_no_object_is_refused_in_the_words_of_json() {
-    let json = "expected valid JSON, found a syntax error (EOF while parsing";
-    let from = copied(&golden_data("hnet/two_stage"));
-    for (text, expected) in [
-        ("[]", "the file: expected an object, found a list of 0".to_owned()),
-        ("null", "the file: expected an object, found null".into()),
-        ("{", format!("the file: {json} an object at line 1 column 1)")),
-        ("{\"ssm_cfg\": {\"d_conv\": 4", format!("ssm_cfg: {json} an object at line 1 column 24)")),
-        ("{\"d_model\": [32], \"d_in", format!("the file: {json} a string at line 1 column 23)")),
-    ] {
-        fs::write(from.path().join("config.json"), text).unwrap();
-        assert_eq!(refusal(from.path()), format!("config.json: {expected}"), "{text}");
-    }
-}
-
-/// The error names the file that is missing, and what the folder has.
-#[test]
-fn sources_without_a_file_are_refused_by_its_name() {
-    let expected =
-        "the folder: expected a folder with the official config.json, and model.safetensors or one .pt file, found";
-    let cases: [(&[&str], &str, String); 5] = [
-        (&["checkpoint.pt"], "", format!("{expected} no config.json; the folder has checkpoint.pt")),
-        (&[], "", format!("{expected} an empty folder")),
-        (&[], "none", format!("{expected} no folder of this name")),
-        (&["config.json", "checkpoint.pt"], "checkpoint.pt", format!("{expected} a file")),
-        (
-            &["config.json"],
-            "",
-            "the folder: expected model.safetensors, or one .pt file, found neither; the folder has config.json".into(),
-        ),
-    ];
-    for (files, source, expected) in cases {
-        let dir = TempDir::new().unwrap();
-        for file in files {
-            fs::copy(golden_data("hnet-pt/two_stage").join(file), dir.path().join(file)).unwrap();
-        }
-        let to = TempDir::new().unwrap();
-        let error = convert(Source::Hnet, &dir.path().join(source), &to.path().join("to"), false).unwrap_err();
-        let message = error.to_string();
-        assert!(message.ends_with(&expected), "{message}\n{expected}");
-        assert!(message.contains(&*dir.path().to_string_lossy()) && !message.contains("os error"), "{message}");
     }
 }

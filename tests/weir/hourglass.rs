@@ -457,29 +457,6 @@ fn a_trained_model_guesses_from_ngrams_and_writes_the_same_text() {
     assert_eq!(inspected["speculates"], true);
 }
 
-#[test]
-fn errors_name_the_file_and_the_limit() {
-    let copy = copied(&converted("vanilla"));
-    let dir = copy.path().to_str().unwrap();
-    for slots in ["1000", "128", "8388608"] {
-        let error = failure(&["ngrams", &english(), dir, "--slots", slots]);
-        assert!(error.contains("a power of two from 256 to 4194304"), "{error}");
-    }
-    let error = failure(&["ngrams", "/nowhere/text", dir]);
-    assert!(error.contains("/nowhere/text"), "{error}");
-    let text = copy.path().join("latin1.txt");
-    fs::write(&text, b"caf\xe9 au lait").unwrap();
-    let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
-    assert!(error.contains("latin1.txt: expected UTF-8, found other bytes at position 3"), "{error}");
-    let other = checkpoint("hnet", "one_stage");
-    let error = failure(&["ngrams", &english(), other.to_str().unwrap()]);
-    assert!(error.contains("a family that speculates"), "{error}");
-    // a damaged table is refused when the model is loaded
-    fs::write(copy.path().join("ngrams.bin"), [7; 100]).unwrap();
-    let error = failure(&["generate", "--model", dir, "--ids", "1,2"]);
-    assert!(error.contains("ngrams.bin") && error.contains("a table of n-grams"), "{error}");
-}
-
 /// The text is read in blocks of 1 MiB; a position counts from the beginning of the file.
 #[test]
 fn positions_are_those_of_the_file() {
@@ -499,17 +476,4 @@ fn positions_are_those_of_the_file() {
     fs::write(&text, [long.as_bytes(), "\u{20ac}".as_bytes(), b"aa\xff"].concat()).unwrap();
     let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
     assert!(error.contains(&format!("found other bytes at position {}", long.len() + 5)), "{error}");
-}
-
-#[test]
-fn a_text_without_ngrams_is_refused() {
-    let checkpoint = copied(&converted("vanilla"));
-    let text = checkpoint.path().join("text");
-    fs::write(&text, "").unwrap();
-    let error = failure(&["ngrams", text.to_str().unwrap(), checkpoint.path().to_str().unwrap()]);
-    assert_eq!(error, "weir: TEXT: expected at least one symbol, found \"\"\n");
-    fs::write(&text, "ab").unwrap();
-    let error = failure(&["ngrams", text.to_str().unwrap(), checkpoint.path().to_str().unwrap()]);
-    assert_eq!(error, "weir: TEXT: expected a text in which n-grams repeat, found 2 symbols\n");
-    assert!(!checkpoint.path().join("ngrams.bin").exists());
 }

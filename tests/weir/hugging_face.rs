@@ -9,7 +9,7 @@ use crate::{
 use proptest::prelude::*;
 use serde_json::Map;
 use weir::{
-    models::{load::DeviceChoice, text::StreamDetokenizer},
+    models::text::StreamDetokenizer,
     verify::{LengthLimit, load::load as reference},
 };
 use weir_proto::v1::{FinishReason, Finished};
@@ -44,28 +44,6 @@ fn message(dir: &Path, settings: &Settings) -> String {
     error.replace(&format!("{}/", dir.display()), "")
 }
 
-#[test]
-fn a_missing_file_is_named() {
-    let copy = copied("llama");
-    shard(copy.path());
-    fs::remove_file(copy.path().join("model-00002-of-00002.safetensors")).unwrap();
-    let shard = message(copy.path(), &settings());
-    assert!(
-        shard.starts_with("model.safetensors.index.json: weight_map.")
-            && shard.ends_with(r#"expected a file that the folder has, found "model-00002-of-00002.safetensors""#),
-        "{shard}"
-    );
-    let copy = copied("llama");
-    fs::remove_file(copy.path().join("tokenizer.json")).unwrap();
-    let tokenizer = message(copy.path(), &settings());
-    assert!(
-        tokenizer.starts_with(
-            "tokenizer.json: the file: expected a tokenizer in Hugging Face's format, found no file; the folder has "
-        ),
-        "{tokenizer}"
-    );
-}
-
 /// Returns a copy with one more tensor, of zeros.
 fn with_tensor(model_type: &str, name: &str, shape: &[usize]) -> TempDir {
     changed_copy(&folder(model_type), |tensors| {
@@ -91,20 +69,6 @@ fn unused_tensors_are_not_read() {
     load(booleans.path(), &settings()).unwrap();
     let verified = Command::new(env!("CARGO_BIN_EXE_weir")).args(["verify", "--model"]).arg(booleans.path()).status();
     assert!(verified.unwrap().success());
-}
-
-#[test]
-fn settings_that_do_not_suit_the_model_are_rejected() {
-    let folder = folder("llama");
-    let longer = Settings { max_symbols: Some(257), ..settings() };
-    let expected = "--max-symbols: expected at most 256 (the checkpoint's max_position_embeddings), found 257";
-    assert_eq!(message(&folder, &longer), expected);
-    let int8 = message(&folder, &Settings { dtype: Dtype::Int8, ..settings() });
-    assert_eq!(int8, "--dtype: expected f32 (a Hugging Face model computes in f32), found int8");
-    if !cfg!(feature = "cuda") {
-        let cuda = message(&folder, &Settings { device: DeviceChoice::Cuda(1), ..settings() });
-        assert_eq!(cuda, "--device: expected cpu (this binary was built without the feature cuda), found cuda:1");
-    }
 }
 
 const TEXT: &str = "Zürich's café, 1.5 million – naïve";

@@ -90,20 +90,6 @@ fn generated_events_equal_the_golden_data() {
 }
 
 #[test]
-fn special_symbols_in_a_text_are_rejected_by_name() {
-    let rejection = |args: &[&str]| weir(&[args, &["--model", &folder("dp")]].concat()).unwrap_err();
-    let message = rejection(&["score", "--ids", "8,3,9"]);
-    assert!(message.contains("--ids: expected symbols of a text, found <nxt> at index 1"), "{message}");
-    let message = rejection(&["generate", "--ids", "8,1"]);
-    assert!(message.contains("--ids: expected symbols of a text, found <eos> at index 1"), "{message}");
-    let message = rejection(&["score", "--text", "the", "--boundary-mode", "sampled"]);
-    assert!(message.contains("one of nxt, predictor"), "{message}");
-    // A character outside the vocabulary becomes the unknown symbol.
-    let output = weir_json(&["score", "--json", "--text", "the ☃", "--model", &folder("dp")]);
-    assert_eq!(output["symbols"], 5);
-}
-
-#[test]
 fn a_model_is_initialized_inspected_and_used() {
     let root = TempDir::new().unwrap();
     let mut config = published_shape("lslm-41m.json");

@@ -539,7 +539,6 @@ fn a_completion_is_taken_while_typing() {
 }
 
 const LIST: &str = "textDocument/completion";
-
 const KEY: &str = "key-of-the-test-0123456789";
 
 /// Returns the server's count of events of editing sessions.
@@ -644,33 +643,6 @@ fn documents_are_opened_again_on_another_server() {
     assert!(client.message("window/logMessage").contains("the server answers again"));
     assert!(!client.others().iter().any(|message| message.get("method").is_some()), "{:?}", client.others());
     client.shut_down();
-}
-
-#[test]
-fn a_model_that_does_not_continue_texts_is_refused_at_the_start() {
-    let folder = TempDir::new().unwrap();
-    let summarizer = write_random_model(folder.path());
-    let unpooled = converted("vanilla");
-    let unpooled = unpooled.to_str().unwrap();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    for (flags, expected) in [
-        (
-            &["--model", &*summarizer, "--threads=1"][..],
-            "--model: expected a model that continues texts of characters or bytes, found ",
-        ),
-        (
-            &["--model", unpooled, "--until", "segment", "--threads=1"],
-            "--until: expected a model that pools its input, found ",
-        ),
-        (&["--server", &free], "no server listens there"),
-        (&["--server", "h:1", "--dtype=bf16"], "--dtype: expected no value next to --server, found one"),
-        (&["--count", "17"], "expected a whole number from 1 to 16"),
-        (&["--threshold", "1001"], "--threshold: expected 0 to 1000, found 1001"),
-        (&["--until", "chars"], "[possible values: word, line, segment]"),
-    ] {
-        let (code, errors) = Client::silent(&Options::with(flags)).ended();
-        assert!(code != Some(0) && errors.contains(expected), "{errors}");
-    }
 }
 
 const URI: &str = "file:///a%20b/é.txt";

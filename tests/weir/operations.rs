@@ -229,7 +229,6 @@ const UNITS: [(&str, &str); 16] = [
 ];
 
 const ABBREVIATIONS: [&str; 14] = ["s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"];
-
 const KINDS: [&str; 4] = ["counter", "gauge", "histogram", "summary"];
 
 /// Describes a metric in the OpenMetrics text.

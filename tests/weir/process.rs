@@ -445,7 +445,6 @@ fn the_limit_of_open_files_is_raised() {
 }
 
 const OLD: &str = "a-key-that-is-removed";
-
 const NEW: &str = "a-key-that-is-added";
 
 /// Returns the numbers of reloads that succeeded and that failed.

@@ -207,25 +207,6 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
     assert!(refused.contains("line 1: expected an object"), "{refused}");
 }
 
-/// In this process and on a server, in one piece and in parts.
-#[test]
-fn an_empty_document_has_one_message() {
-    let folder = TempDir::new().unwrap();
-    let model = write_random_model(folder.path());
-    let file = folder.path().join("empty");
-    fs::write(&file, "").unwrap();
-    let server = Server::of(&[(&model).into()], &[]);
-    let address = server.address.to_string();
-    let message = "--file: expected text of at least one token, found none";
-    for long in ["refuse", "cut", "chunk"] {
-        let args = ["summarize", "--file", file.to_str().unwrap(), "--long-documents", long];
-        let local = weir(&[&args[..], &["--model", &model]].concat()).unwrap_err();
-        assert!(local.ends_with(&format!("weir: {message}\n")), "{long}: {local}");
-        let served = weir(&[&args[..], &["--server", &address]].concat()).unwrap_err();
-        assert!(served.ends_with(&format!("weir: {address}: {message}\n")), "{long}: {served}");
-    }
-}
-
 #[test]
 fn two_models_are_measured_alternately() {
     let [a, b] = ["pyramidion", "blockwise"].map(|case| checkpoint("pyramidion", case).to_str().unwrap().to_owned());

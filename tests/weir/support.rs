@@ -132,8 +132,8 @@ pub(crate) fn encoder(model: &dyn Model) -> &dyn DocumentEncoder {
 }
 
 /// Encodes a document in one call.
-pub(crate) fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<dyn Document> {
-    let mut encoding = encoder(model).open();
+pub(crate) fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<Document> {
+    let mut encoding = encoder(model).open(false).unwrap();
     encoding.push(tokens).unwrap();
     encoding.close().unwrap();
     encoder(model).advance(&mut *encoding, usize::MAX, scratch).unwrap();
@@ -141,7 +141,7 @@ pub(crate) fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -
 }
 
 /// Returns the logits after each symbol of a row that is fed in one chunk: `(symbols, V)`.
-pub(crate) fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32], scratch: &mut Scratch) -> Vec<f32> {
+pub(crate) fn forced(model: &dyn Model, document: &Document, symbols: &[u32], scratch: &mut Scratch) -> Vec<f32> {
     let mut rows = [SequenceRow::new(encoder(model).begin(document).unwrap())];
     rows[0].set(symbols, Want::All);
     advance(model, &mut rows, &[0], scratch).unwrap();

@@ -64,7 +64,6 @@ pub(crate) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
 const STATES: f32 = 1e-4;
 
 const GATES: f32 = 2e-4;
-
 const LOGITS: f32 = 5e-5;
 
 /// States by the name of their golden tensor.
@@ -130,8 +129,8 @@ fn check(case: &Case, model: &dyn Model) {
         let mut scratch = model.scratch();
         let recorded = watch(&mut scratch);
         let document = encode(model, &case.golden.ids(&format!("{source}.ids")), &mut scratch);
-        check_deletion(case, &source, document.choices());
-        let logits = forced(model, &*document, &case.golden.ids(&format!("{source}.dec_ids")), &mut scratch);
+        check_deletion(case, &source, &document.choices);
+        let logits = forced(model, &document, &case.golden.ids(&format!("{source}.dec_ids")), &mut scratch);
         let mut compared = 0;
         for (name, actual) in recorded.lock().unwrap().iter() {
             let golden = format!("{source}.{name}");
@@ -141,7 +140,7 @@ fn check(case: &Case, model: &dyn Model) {
                 compared += 1;
             }
         }
-        assert!(compared > 0 && document.vectors() == case.golden.shape(&format!("{source}.enc.out"))[0]);
+        assert!(compared > 0 && document.vectors == case.golden.shape(&format!("{source}.enc.out"))[0]);
         check_logits(case, &source, &logits);
     }
 }
@@ -203,7 +202,7 @@ fn the_unpooled_baseline_gives_the_results_of_a_gate_that_keeps_everything() {
         let logits = |model: &dyn Model| {
             let mut scratch = model.scratch();
             let document = encode(model, &tokens, &mut scratch);
-            (document.vectors(), forced(model, &*document, &golden.ids("s1.dec_ids"), &mut scratch))
+            (document.vectors, forced(model, &document, &golden.ids("s1.dec_ids"), &mut scratch))
         };
         let (vectors, without) = logits(&*baseline);
         let (kept, all) = logits(&*load(open.path(), &settings()).unwrap());
@@ -489,7 +488,7 @@ fn options(settings: &Value) -> SearchOptions {
 }
 
 /// Runs a search on rows of the model.
-fn search(model: &dyn Model, document: &dyn Document, options: SearchOptions) -> Vec<Hypothesis> {
+fn search(model: &dyn Model, document: &Document, options: SearchOptions) -> Vec<Hypothesis> {
     let marks = encoder(model).limits().marks;
     let mut search = BeamSearch::new(options, marks, model.card().vocabulary.len());
     let mut scratch = model.scratch();
@@ -525,7 +524,7 @@ fn texts_and_scores_equal_those_of_transformers() {
                 if name == "forced" || !case.golden.has(&key("ids")) {
                     continue;
                 }
-                let hypotheses = search(&*model, &*document, options(settings));
+                let hypotheses = search(&*model, &document, options(settings));
                 let lengths = case.golden.ids(&key("lengths"));
                 assert_eq!(hypotheses.len(), lengths.len(), "{} {source} {name}", case.name);
                 for (index, (hypothesis, &length)) in hypotheses.iter().zip(&lengths).enumerate() {

@@ -291,10 +291,6 @@ impl State for ToyState {
         if segments == 0 { 0 } else { prefix.partition_point(|past| past.1 < segments) + 1 }
     }
 
-    fn bytes(&self) -> usize {
-        self.pages.len() * self.shared.page_symbols * BYTES
-    }
-
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         let bytes = self.shared.page_symbols * BYTES;
         self.pages

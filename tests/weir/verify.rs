@@ -652,25 +652,3 @@ fn a_difference_ends_the_command_with_code_1() {
     assert_eq!(code, 1);
     assert!(out.ends_with(&format!("not verified: {difference}\n")), "{out}");
 }
-
-#[test]
-fn inputs_that_cannot_be_verified_are_refused() {
-    let folder = converted("vanilla");
-    let model = folder.to_str().unwrap();
-    let refused = |args: &[&str], why: &str| {
-        let (code, out, error) = run(args);
-        assert!(code != 0 && out.is_empty() && error.contains(why), "{out}{error}");
-    };
-    let long = vec!["1"; 4097].join(",");
-    refused(&["--model", model, "--ids", &long], "--ids: expected at most 4096 symbols (the reference");
-    refused(&["--model", model, "--ids", "99"], "id 99");
-    let folder = TempDir::new().unwrap();
-    let empty = folder.path().join("empty");
-    fs::write(&empty, "").unwrap();
-    refused(&["--model", model, "--file", empty.to_str().unwrap()], "--file: expected at least one symbol, found \"\"");
-    refused(
-        &["--model", model, "--ids", "1,2", "--target-ids", "1"],
-        "--target-ids: expected a model that reads documents, found ",
-    );
-    refused(&["--model", model, "--file", "missing.txt"], "missing.txt");
-}

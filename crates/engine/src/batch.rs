@@ -769,7 +769,7 @@ impl Batch {
         let cached = summary.id.as_deref().and_then(|id| inner.document_cache.get(tenant, id, now));
         summary.begin(reader, cached, now)?;
         let Some(cached) = &summary.document else { return Ok(Vec::new()) };
-        (0..summary.search.rows()).map(|_| reader.begin(&*cached.document)).collect()
+        (0..summary.search.rows()).map(|_| reader.begin(&cached.document)).collect()
     }
 
     /// Runs the blocks that the step plan contains. Returns the number of symbols that they count as.
@@ -823,13 +823,13 @@ impl Batch {
         let tenant = &request.tenant;
         let encoded = summary.finish_encoding(now, |cached| inner.document_cache.insert(tenant, cached.clone(), now));
         if let (Some(attention), Some(cached)) = (&mut summary.attention, &summary.document) {
-            let vectors = reader.attention(&*cached.document, &mut self.scratch)?;
-            *attention = contract::token_attention(&*cached.document, reader.limits(), &vectors);
+            let vectors = reader.attention(&cached.document, &mut self.scratch)?;
+            *attention = contract::token_attention(&cached.document, reader.limits(), &vectors);
             request.outcome = Some(Ok(FinishReason::EndOfText));
         }
         let is_written = request.outcome.is_none();
         let document = summary.document.as_ref().filter(|_| is_written);
-        let state = document.map(|cached| reader.begin(&*cached.document)).transpose()?;
+        let state = document.map(|cached| reader.begin(&cached.document)).transpose()?;
         let rows = summary.search.rows();
         request.count_encoded(ran * block_symbols, first_layer_symbols);
         if let Some(encoded) = encoded {

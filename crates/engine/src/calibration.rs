@@ -33,7 +33,6 @@ const CHUNKS: [usize; 2] = [32, 128];
 /// Positions at which the end of a segment is looked for.
 const POSITIONS: usize = 64;
 
-/// Symbols that are tried at each position.
 const SYMBOLS_TRIED: usize = 64;
 
 /// Number of different symbols in the common prefix; which ones does not matter.
@@ -264,7 +263,6 @@ enum StepKind {
 }
 
 impl StepKind {
-    /// Returns true if it needs at least the memory of `other`.
     fn needs_memory_of(self, other: Self) -> bool {
         match (self, other) {
             (Self::Rows(rows), Self::Rows(others)) => rows >= others,

@@ -38,7 +38,6 @@ const DEFAULT_THRESHOLD: f64 = 11.5;
 pub const THRESHOLDS: RangeInclusive<f64> = 0.0..=1000.0;
 
 const ALTERNATIVES: RangeInclusive<usize> = 1..=16;
-
 const WORDS: RangeInclusive<usize> = 1..=1024;
 
 /// Maximum words of a text that are compared with other spellings.
@@ -219,7 +218,6 @@ fn alone(card: &Card, character: &str) -> Option<u32> {
     card.vocabulary.encode_exactly("text", character).ok()?.first().copied()
 }
 
-/// Reads the events of a score.
 async fn scores(mut events: Events) -> Result<(Vec<EmittedSymbol>, Usage, Timing)> {
     let mut scored = Vec::new();
     while let Some(event) = events.recv().await {

@@ -165,8 +165,7 @@ impl DocumentRequest {
         self.read_bytes = None;
         match document {
             Some(document) => self.set_document(document),
-            None if self.hard => self.encoding = Some(reader.open_hard()?),
-            None => self.encoding = Some(reader.open()),
+            None => self.encoding = Some(reader.open(self.hard)?),
         }
         Ok(())
     }
@@ -227,7 +226,7 @@ impl DocumentRequest {
     /// Returns the bytes of its document, or of its encoding so far.
     pub(crate) fn held(&self) -> usize {
         let encoding = self.encoding.as_ref().map(|encoding| encoding.bytes());
-        encoding.or_else(|| self.document.as_ref().map(|cached| cached.document.bytes())).unwrap_or(0)
+        encoding.or_else(|| self.document.as_ref().map(|cached| cached.document.bytes)).unwrap_or(0)
     }
 
     pub(crate) fn reading(&self) -> Option<DocumentProgress> {
@@ -258,7 +257,7 @@ impl DocumentRequest {
         let is_first = self.encoded.is_none();
         // after a preemption the first report stays valid
         let encoded =
-            self.encoded.clone().unwrap_or_else(|| Arc::new(EncodedDocument::new(&*document, byte_ranges, cut)));
+            self.encoded.clone().unwrap_or_else(|| Arc::new(EncodedDocument::new(&document, byte_ranges, cut)));
         if is_first {
             self.waits.rest_ns = nanoseconds_between(self.arrived, now);
             self.waits.blocks = blocks;

@@ -58,8 +58,8 @@ impl EditedText {
         }
         let mut pieces = &all_pieces[..];
         let mut changed = 0..self.text.len();
-        // the unchanged beginning and end stay in place
-        if let Some((head, others)) = pieces.split_first().filter(|(head, _)| is_beginning(head, &self.text)) {
+        // the unchanged beginning and end, which are the same memory, stay in place
+        if let Some((head, others)) = pieces.split_first().filter(|(head, _)| head.as_ptr() == self.text.as_ptr()) {
             changed.start = head.len();
             pieces = others;
         }
@@ -122,11 +122,6 @@ impl EditedText {
 pub fn first_changed(splices: &[Splice]) -> Option<usize> {
     // each leaves the text before its start as it was
     splices.iter().map(|splice| splice.range.start).min()
-}
-
-/// Returns true if `part` starts at the first byte of `text` in memory. Compares addresses, not contents.
-fn is_beginning(part: &str, text: &str) -> bool {
-    std::ptr::eq(part.as_ptr(), text.as_ptr())
 }
 
 /// Returns true if `part` ends at the last byte of `text` in memory. Compares addresses, not contents.
@@ -225,7 +220,6 @@ const ADDED_BYTES: usize = 2 * BLOCK_BYTES;
 pub struct EncodedText {
     /// The symbols of the blocks, and possibly stale symbols after them.
     symbols: Arc<SharedSymbols>,
-    /// The end of each block, in order.
     ends: Vec<BlockEnd>,
 }
 

@@ -673,7 +673,6 @@ const DISTRIBUTION_BYTES: usize = 160;
 #[derive(Clone, Default)]
 pub(crate) struct DistributionCache(Arc<Mutex<Distributions>>);
 
-/// The place of a search in the cache.
 pub(crate) struct SearchPlace {
     /// The beginning that the cache's texts had when the search began.
     beginning: u64,
@@ -726,7 +725,6 @@ impl DistributionCache {
         while distributions.bytes > bytes && distributions.drop_oldest() {}
     }
 
-    /// Begins a search after `text`.
     pub(crate) fn begin<'a>(&self, text: impl Into<TextView<'a>>) -> SearchPlace {
         let text = text.into();
         let near = text.len().saturating_sub(NEAR_SYMBOLS);

@@ -148,7 +148,7 @@ impl Handle {
         let mut plan = request.plan(card, reader.limits(), limits.rows)?;
         if plan.hard == Some(true) {
             // fails if the model cannot pool hard
-            reader.open_hard()?;
+            reader.open(true)?;
         }
         let (inbox, id) = match source {
             DocumentSource::Uploading(IncomingDocument(inbox)) => (inbox, None),

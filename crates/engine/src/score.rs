@@ -100,7 +100,7 @@ pub fn read_document(
     mut encoding: Box<dyn Encoding>,
     tokens: &[u32],
     scratch: &mut Scratch,
-) -> Result<Arc<dyn Document>> {
+) -> Result<Arc<Document>> {
     encoding.push(tokens)?;
     encoding.close()?;
     loop {

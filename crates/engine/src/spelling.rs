@@ -80,7 +80,6 @@ impl OneEdit {
         self.alphabet.letter(symbol).is_some()
     }
 
-    /// Returns true if a spelling begins with these symbols.
     pub(crate) fn begins(&self, symbols: &[u32]) -> bool {
         self.edited(symbols).is_some_and(|(own, at)| {
             let rest = |from: usize, of: usize| {

@@ -13,7 +13,6 @@ const MEAN_WEIGHT: f64 = 0.2;
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
 const MIN_RETRY: Duration = Duration::from_millis(100);
-
 const MAX_RETRY: Duration = Duration::from_secs(30);
 
 /// Large steps whose rates are kept.
@@ -57,7 +56,6 @@ const MAX_SPREAD: f64 = 0.2;
 /// Minimum samples of a step that is trusted.
 const MIN_SAMPLES: usize = 5;
 
-/// A step that an engine ran.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct EngineStep {
     /// Rows that were fed.
@@ -89,7 +87,7 @@ pub(crate) struct EngineStep {
 }
 
 /// The measured times of an engine's steps and requests.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct StepTimes {
     rows: usize,
     /// Mean seconds that a request holds its row; `None` before the first request.
@@ -112,17 +110,7 @@ pub(crate) struct StepTimes {
 impl StepTimes {
     /// Creates the model of an engine with `rows` parallel requests and steps of at most `chunk` prompt symbols.
     pub(crate) fn new(rows: usize, chunk: usize) -> Self {
-        Self {
-            rows,
-            mean_held: None,
-            large: chunk.div_ceil(2),
-            rates: Recent::default(),
-            symbol_cost: None,
-            symbol_steps: TimeFit::default(),
-            finish_steps: TimeFit::default(),
-            table: None,
-            drift: DriftCorrection::default(),
-        }
+        Self { rows, large: chunk.div_ceil(2), ..Self::default() }
     }
 
     /// Records how long a request held its row.
@@ -403,7 +391,6 @@ pub struct TimingTable {
     bytes: KeyValueBytes,
 }
 
-/// Estimated nanoseconds of a step.
 #[derive(Debug, Clone, Copy)]
 struct StepEstimate {
     /// Estimate without pooling: the middle stack runs for each symbol and attends to all symbols, and no row waits at a boundary.

@@ -7,7 +7,10 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use weir_kernels::error::{Error, Result, floor_boundary};
+use weir_kernels::{
+    error::{Error, Result, floor_boundary},
+    named,
+};
 use weir_models::{
     contract::{
         Card, Document, DocumentLimits, EarlyStopping, EncodingStage, KeptVector, LayerTime, PoolingChoice,
@@ -229,17 +232,17 @@ pub struct EncodedDocument {
 
 impl EncodedDocument {
     /// Creates the report of a document.
-    pub fn new(document: &dyn Document, byte_ranges: Vec<ByteRange>, cut: bool) -> Self {
+    pub fn new(document: &Document, byte_ranges: Vec<ByteRange>, cut: bool) -> Self {
         Self {
             byte_ranges,
             cut,
-            tokens: document.tokens(),
-            vectors: document.vectors(),
-            bytes: document.bytes(),
-            unpooled_bytes: document.unpooled_bytes(),
-            choices: document.choices().to_vec(),
-            layers: document.timings().to_vec(),
-            memory_ns: document.memory_ns(),
+            tokens: document.tokens,
+            vectors: document.vectors,
+            bytes: document.bytes,
+            unpooled_bytes: document.unpooled_bytes,
+            choices: document.choices.clone(),
+            layers: document.timings.clone(),
+            memory_ns: document.memory_ns,
         }
     }
 
@@ -385,24 +388,7 @@ pub enum LongDocuments {
     Chunk,
 }
 
-impl LongDocuments {
-    /// The values in the order of the API.
-    pub const ALL: [Self; 3] = [Self::Refuse, Self::Cut, Self::Chunk];
-
-    /// Its name in the API and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Refuse => "refuse",
-            Self::Cut => "cut",
-            Self::Chunk => "chunk",
-        }
-    }
-
-    /// Returns the value of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|value| value.name() == name)
-    }
-}
+named!(LongDocuments { Refuse: "refuse", Cut: "cut", Chunk: "chunk" });
 
 /// Decides what a summary consists of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -415,23 +401,7 @@ pub enum SummaryMode {
     Extract,
 }
 
-impl SummaryMode {
-    /// The values in the order of the API.
-    pub const ALL: [Self; 2] = [Self::Abstract, Self::Extract];
-
-    /// Its name in the API and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Abstract => "abstract",
-            Self::Extract => "extract",
-        }
-    }
-
-    /// Returns the value of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|value| value.name() == name)
-    }
-}
+named!(SummaryMode { Abstract: "abstract", Extract: "extract" });
 
 /// Names of options in errors.
 #[derive(Debug, Clone, Copy)]
@@ -702,12 +672,10 @@ mod tests {
     }
 
     #[test]
-    fn choices_have_names() {
+    fn choices_have_the_same_names_in_json() {
         for value in LongDocuments::ALL {
-            assert_eq!(LongDocuments::parse(value.name()), Some(value));
             assert_eq!(serde_json::to_value(value).unwrap(), value.name());
         }
-        assert_eq!(LongDocuments::parse("all"), None);
     }
 
     #[test]

@@ -189,7 +189,6 @@ impl PrefixDigests<'_> {
 // A prefix that several texts share, such as the text before the cursor in a search for completions: its symbols are stored and
 // digested once. Each text owns only its last symbols. Digests at regular positions outlive the search.
 
-/// Symbols that are digested at once.
 const DIGESTED_SYMBOLS: usize = 64;
 
 /// Maximum digests that a prefix keeps, not counting the whole prefix's and the shared symbols'.
@@ -269,7 +268,6 @@ impl SharedSymbols {
         self.digest();
     }
 
-    /// Digests the symbols that were added.
     fn digest(&mut self) {
         let mut digest = self.digests.last().cloned().unwrap_or_default();
         let digested = self.digests.len() * DIGEST_STRIDE;

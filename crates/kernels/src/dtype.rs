@@ -4,6 +4,29 @@ use crate::LANES;
 use crate::isa::{Simd, from_bf16};
 use crate::memory::Pod;
 
+/// Gives the values of an enum names: their list, the name of each, and the value of a name.
+#[macro_export]
+macro_rules! named {
+    ($type:ident { $($variant:ident: $name:literal),+ }) => {
+        impl $type {
+            /// All values.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            /// Returns its name in files, in the API, in reports and on the command line.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name),+
+                }
+            }
+
+            /// Returns the value of that name.
+            pub fn parse(name: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|value| value.name() == name)
+            }
+        }
+    };
+}
+
 /// Storage type of weights. [`cache_dtype`](Self::cache_dtype) returns the type of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Dtype {
@@ -18,23 +41,9 @@ pub enum Dtype {
     Int4,
 }
 
+named!(Dtype { F32: "f32", Bf16: "bf16", Int8: "int8", Int4: "int4" });
+
 impl Dtype {
-    /// All storage types.
-    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Int8, Self::Int4];
-
-    /// Returns the name in reports and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 | Self::Bf16 | Self::Int8 => self.cache_dtype().name(),
-            Self::Int4 => "int4",
-        }
-    }
-
-    /// Returns the type with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
-    }
-
     /// Returns all names, separated by commas.
     pub fn names() -> String {
         Self::ALL.map(Self::name).join(", ")
@@ -66,25 +75,15 @@ pub enum CacheDtype {
     Int8,
 }
 
-impl CacheDtype {
-    /// All storage types of keys and values.
-    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
+named!(CacheDtype { F32: "f32", Bf16: "bf16", Int8: "int8" });
 
+impl CacheDtype {
     /// Returns the bytes of a number.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
             Self::Int8 => 1,
-        }
-    }
-
-    /// Returns the name in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::Int8 => "int8",
         }
     }
 }

@@ -39,7 +39,6 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Maps a block of `bytes` bytes.
     fn new(bytes: usize) -> Result<Self> {
         let padded = bytes.checked_add(HUGE).ok_or_else(|| out_of_memory(bytes, "the size overflows"))?;
         let mut map = MmapMut::map_anon(padded).map_err(|error| out_of_memory(bytes, error))?;

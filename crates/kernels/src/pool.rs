@@ -63,7 +63,6 @@ struct JobState {
     wakeup: Condvar,
 }
 
-/// A value on its own cache line.
 #[derive(Default)]
 #[repr(align(128))]
 struct CacheLine<T>(T);

@@ -10,7 +10,6 @@ use crate::{Compute, LANES};
 /// Width of a head.
 pub const HEAD: usize = 64;
 
-/// Vectors of a head.
 const VECTORS: usize = HEAD / LANES;
 
 /// Minimum multiply-adds for which it pays to use other threads.

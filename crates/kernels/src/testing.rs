@@ -58,7 +58,6 @@ pub(crate) fn assert_fused_agree(all: &[(Isa, Vec<f32>)]) {
     assert!(fused.windows(2).all(|pair| pair[0].1 == pair[1].1), "instruction sets differ");
 }
 
-/// Returns a · b in f64.
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }

@@ -32,6 +32,7 @@ use std::{
 use weir_kernels::{
     Isa,
     error::{Error, QUOTED, Result, clip},
+    named,
 };
 
 /// A loaded model. Weights are shared and never change; everything that changes is an argument.
@@ -42,8 +43,10 @@ pub trait Model: Send + Sync {
     /// Returns the state of an empty sequence. Fails for a boundary mode that the model lacks, or if rows begin from documents.
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>>;
 
-    /// Returns working memory for one thread that runs steps.
-    fn scratch(&self) -> Scratch;
+    /// Returns working memory for one thread that runs steps. The first step fills it.
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(()))
+    }
 
     /// Feeds `rows[i].feed` for each `i` of `which`; these rows must be ready. Each is then waiting or unfinished and has its
     /// decisions. The caller leaves `feed` and `want` unchanged until the row is ready again. Fails with
@@ -439,7 +442,11 @@ pub trait State: Any + Send + Sync {
     fn boundary_before(&self, len: usize) -> usize;
 
     /// Bytes of the pages that this state refers to, shared pages included.
-    fn bytes(&self) -> usize;
+    fn bytes(&self) -> usize {
+        let mut bytes = 0;
+        self.pages(&mut |page| bytes += page.bytes);
+        bytes
+    }
 
     /// Calls `each` once for each of these pages.
     fn pages(&self, each: &mut dyn FnMut(PageUse));
@@ -466,7 +473,7 @@ pub struct PageUse {
     pub own: usize,
 }
 
-/// Working memory of one thread that runs steps. The model creates it; it is opaque to all other code.
+/// Working memory of one thread that runs steps, opaque to all code but the model's.
 pub struct Scratch(pub Box<dyn Any + Send>);
 
 /// Downcasts a state to the concrete type of the family that created it. Fails if another model created the state.
@@ -555,26 +562,7 @@ pub enum BoundaryMode {
     Predictor,
 }
 
-impl BoundaryMode {
-    /// All modes.
-    pub const ALL: [Self; 5] = [Self::Given, Self::Threshold, Self::Sampled, Self::Nxt, Self::Predictor];
-
-    /// The name on the wire and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Given => "given",
-            Self::Threshold => "threshold",
-            Self::Sampled => "sampled",
-            Self::Nxt => "nxt",
-            Self::Predictor => "predictor",
-        }
-    }
-
-    /// Returns the mode called `name`.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| mode.name() == name)
-    }
-}
+named!(BoundaryMode { Given: "given", Threshold: "threshold", Sampled: "sampled", Nxt: "nxt", Predictor: "predictor" });
 
 /// Uniform noise in (0, 1), one number per position. A fork, a rollback or a second run reads the same numbers.
 #[derive(Debug, Clone)]
@@ -770,11 +758,9 @@ pub trait DocumentEncoder: Send + Sync {
     /// Limits of documents and rows, and defaults of requests.
     fn limits(&self) -> &DocumentLimits;
 
-    /// Returns an empty encoding, which holds no pages yet.
-    fn open(&self) -> Box<dyn Encoding>;
-
-    /// Returns an empty encoding with hard top-k instead of soft. Fails if the model has no top-k pooling.
-    fn open_hard(&self) -> Result<Box<dyn Encoding>>;
+    /// Returns an empty encoding, which holds no pages yet. `hard` asks for hard top-k instead of soft, and fails if the model has
+    /// no top-k pooling.
+    fn open(&self, hard: bool) -> Result<Box<dyn Encoding>>;
 
     /// Maximum bytes of key-value memory that the encoding of `tokens` tokens can hold, its document included.
     fn bytes_for(&self, tokens: usize) -> usize;
@@ -788,19 +774,19 @@ pub trait DocumentEncoder: Send + Sync {
 
     /// Returns an empty row of a document. Its first symbol is [`SpecialIds::start`]; the logits after symbol t predict symbol t
     /// + 1. The row refers to the document's pages in addition to its own.
-    fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>>;
+    fn begin(&self, document: &Document) -> Result<Box<dyn State>>;
 
     /// Returns the weight that each vector of a document receives from cross-attention at [`SpecialIds::start`], summed over the
     /// heads of all layers. Fails as [`Model::symbol_step`] does.
-    fn attention(&self, document: &dyn Document, scratch: &mut Scratch) -> Result<Vec<f32>>;
+    fn attention(&self, document: &Document, scratch: &mut Scratch) -> Result<Vec<f32>>;
 }
 
 /// Returns the share of the [attention](DocumentEncoder::attention) to a document that each of its tokens received, multiplied by their
 /// number: 1 is the mean. A token whose vector was dropped has 0, and the tokens of a window share its weight.
-pub fn token_attention(document: &dyn Document, limits: &DocumentLimits, vectors: &[f32]) -> Vec<f32> {
-    let tokens = document.tokens();
+pub fn token_attention(document: &Document, limits: &DocumentLimits, vectors: &[f32]) -> Vec<f32> {
+    let tokens = document.tokens;
     let mut weights = vec![0.0; tokens];
-    if let Some(choice) = document.choices().last() {
+    if let Some(choice) = document.choices.last() {
         for (kept, weight) in choice.kept.iter().zip(vectors) {
             if let Some(sum) = weights.get_mut(kept.token) {
                 *sum += weight;
@@ -839,7 +825,7 @@ pub trait Encoding: Any + Send {
     fn choices(&self) -> &[PoolingChoice];
 
     /// The document, once the encoding is done.
-    fn document(&self) -> Option<Arc<dyn Document>>;
+    fn document(&self) -> Option<Arc<Document>>;
 
     /// Bytes of the pages that it holds, the document's pages included.
     fn bytes(&self) -> usize;
@@ -870,30 +856,25 @@ pub enum EncodingStage {
 }
 
 /// A document as the decoder sees it. Its pages are freed when neither a reference nor a row refers to them.
-pub trait Document: Any + Send + Sync {
+pub struct Document {
     /// Number of tokens read.
-    fn tokens(&self) -> usize;
-
+    pub tokens: usize,
     /// Number of vectors that the decoder attends to.
-    fn vectors(&self) -> usize;
-
+    pub vectors: usize,
     /// Bytes of its pages: keys and values of all decoder layers.
-    fn bytes(&self) -> usize;
-
+    pub bytes: usize,
     /// Bytes of keys and values without pooling.
-    fn unpooled_bytes(&self) -> usize;
-
+    pub unpooled_bytes: usize,
     /// Bytes of memory outside of its pages.
-    fn own_bytes(&self) -> usize;
-
+    pub own_bytes: usize,
     /// The choice of each top-k pooling, first pooling first.
-    fn choices(&self) -> &[PoolingChoice];
-
+    pub choices: Vec<PoolingChoice>,
     /// Time of each encoder layer, in order.
-    fn timings(&self) -> &[LayerTime];
-
+    pub timings: Vec<LayerTime>,
     /// Time of computing the decoder's keys and values, in nanoseconds.
-    fn memory_ns(&self) -> u64;
+    pub memory_ns: u64,
+    /// What rows attend to, which only its model knows.
+    pub memory: Box<dyn Any + Send + Sync>,
 }
 
 /// The vectors that a top-k pooling kept.
@@ -1082,11 +1063,6 @@ pub fn encoding_mut<E: Encoding>(encoding: &mut dyn Encoding) -> Result<&mut E> 
         .ok_or_else(|| Error::Internal("the encoding belongs to another model".into()))
 }
 
-/// Downcasts a document to the concrete type of the model that created it. Fails if another model created it.
-pub fn document_ref<D: Document>(document: &dyn Document) -> Result<&D> {
-    (document as &dyn Any).downcast_ref().ok_or_else(|| Error::Internal("the document belongs to another model".into()))
-}
-
 /// The library whose search is followed: they differ in what may be generated and when the search ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -1098,15 +1074,7 @@ pub enum SearchRules {
     Transformers,
 }
 
-impl SearchRules {
-    /// Its name in checkpoints and in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fairseq => "fairseq",
-            Self::Transformers => "transformers",
-        }
-    }
-}
+named!(SearchRules { Fairseq: "fairseq", Transformers: "transformers" });
 
 /// When a beam search by the rules of transformers stops, after `beam` hypotheses have finished.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -1121,24 +1089,7 @@ pub enum EarlyStopping {
     Never,
 }
 
-impl EarlyStopping {
-    /// All values.
-    pub const ALL: [Self; 3] = [Self::True, Self::False, Self::Never];
-
-    /// Its name in the API and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::True => "true",
-            Self::False => "false",
-            Self::Never => "never",
-        }
-    }
-
-    /// Returns the value of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|value| value.name() == name)
-    }
-}
+named!(EarlyStopping { True: "true", False: "false", Never: "never" });
 
 impl TryFrom<Value> for EarlyStopping {
     /// In serde's form, so that it is parsed like serde's own messages.
@@ -1246,7 +1197,6 @@ impl SummaryLimits {
     pub const REPETITION: RangeInclusive<f32> = 0.01..=100.0;
 }
 
-/// Symbols that are compared at once.
 const COMPARED_SYMBOLS: usize = 64;
 
 /// Consecutive symbols of a text: `head`, then `tail`. Either may be empty.

@@ -13,7 +13,6 @@ use weir_proto::v1::{
 };
 
 const TOKEN: &str = "a-token-for-the-tests";
-
 const STEP: Duration = Duration::from_millis(2);
 
 /// Loads fake models. The content of the folder's file selects success or the kind of failure.

@@ -235,7 +235,6 @@ async fn limits_apply_to_the_decompressed_size() {
 }
 
 const GENERATE: &str = "/weir.v1.Generation/Generate";
-
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// Time after which a call without an answer counts as open.
@@ -501,19 +500,12 @@ pub(crate) async fn exchange_http2(
 }
 
 pub(super) const DATA: u8 = 0;
-
 const HEADERS: u8 = 1;
-
 pub(super) const RST_STREAM: u8 = 3;
-
 pub(super) const PING: u8 = 6;
-
 pub(super) const GOAWAY: u8 = 7;
-
 pub(super) const END_STREAM: u8 = 1;
-
 pub(super) const SETTINGS: u8 = 4;
-
 const END_HEADERS: u8 = 4;
 
 /// Returns one frame.

@@ -74,13 +74,9 @@ pub(crate) async fn answer_within(
 }
 
 const GENERATE: &str = "/weir.v1.Generation/Generate";
-
 const SCORE: &str = "/weir.v1.Generation/Score";
-
 const SEGMENT: &str = "/weir.v1.Generation/Segment";
-
 const CHECK: &str = "/weir.v1.Generation/Check";
-
 const GET_MODEL: &str = "/weir.v1.Models/GetModel";
 
 /// All string fields of all requests: method, path of field numbers, and name.

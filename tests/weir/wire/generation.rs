@@ -93,36 +93,6 @@ async fn pieces_follow_the_streaming_options() {
 }
 
 #[tokio::test]
-async fn stop_strings_end_the_text() {
-    let server = Server::new().await;
-    let plain = server.answer(seeded("a", 3)).await.unwrap().text();
-    let stop: String = plain.chars().skip(20).take(4).collect();
-    let before = plain.find(&stop).unwrap();
-    let stopped = |include| {
-        let stop = vec!["!!!!".into(), stop.clone()];
-        let stopping = v1::Stopping { stop, include_stop: Some(include), ..Default::default() };
-        server.answer(v1::GenerateRequest { stopping: Some(stopping), ..seeded("a", 3) })
-    };
-    let answer = stopped(false).await.unwrap();
-    assert_eq!(answer.text(), plain[..before]);
-    assert_eq!((answer.finished.reason(), answer.finished.matched_stop()), (FinishReason::Stop, stop.as_str()));
-    assert_eq!(stopped(true).await.unwrap().text(), plain[..before + stop.len()]);
-}
-
-#[tokio::test]
-async fn other_finish_reasons_are_reported() {
-    let server = Server::new().await;
-    let stopping = v1::Stopping { max_segments: Some(2), ..Default::default() };
-    let answer = server.answer(v1::GenerateRequest { stopping: Some(stopping), ..seeded("a", 3) }).await.unwrap();
-    assert_eq!(answer.finished.reason(), FinishReason::MaxSegments);
-    assert_eq!(answer.finished.usage.unwrap().generated_segments, 2);
-    let full = "a".repeat(MAX_SYMBOLS - 5);
-    let stopping = v1::Stopping { max_chars: Some(50), ..Default::default() };
-    let answer = server.answer(v1::GenerateRequest { stopping: Some(stopping), ..seeded(&full, 3) }).await.unwrap();
-    assert_eq!(answer.finished.reason(), FinishReason::MaxContext);
-}
-
-#[tokio::test]
 async fn sampled_boundaries_follow_the_seed() {
     let server = Server::new().await;
     let segment = |seed| {
@@ -153,33 +123,6 @@ async fn a_text_is_scored() {
     assert_eq!((usage.prompt_chars, usage.prompt_segments), (1400, 400));
     assert_eq!(usage.shortening_factor, Some(3.5));
     server.at_rest().await;
-}
-
-#[tokio::test]
-async fn a_text_is_cut_into_segments() {
-    let server = Server::new().await;
-    let request = v1::SegmentRequest { text: "éa b cé".into(), ..Default::default() };
-    let answer = server.generation().segment(request).await.unwrap().into_inner();
-    assert_eq!(answer.text, "éa b cé");
-    let segment = |text: &str, bytes: (u64, u64), chars: (u64, u64), open| v1::Segment {
-        text: text.into(),
-        byte_start: bytes.0,
-        byte_end: bytes.1,
-        char_start: chars.0,
-        char_end: chars.1,
-        boundary_probability: Some(if open { 0.25 } else { 0.75 }),
-        boundary_entropy: None,
-        open,
-        chunk_depth: 0,
-    };
-    let expected = [
-        segment("éa ", (0, 4), (0, 3), false),
-        segment("b ", (4, 6), (3, 5), false),
-        segment("cé", (6, 9), (5, 7), true),
-    ];
-    assert_eq!(answer.segments, expected);
-    assert_eq!(answer.usage.unwrap().prompt_segments, 2);
-    assert!(answer.timing.unwrap().total_ns > 0);
 }
 
 #[tokio::test]
@@ -364,52 +307,15 @@ async fn a_stop_string_is_normalised_like_the_prompt() {
     assert_eq!((answer.finished.reason(), answer.finished.matched_stop()), (FinishReason::Stop, &*stop));
 }
 
-#[tokio::test]
-async fn completions_take_stop_strings_of_other_models() {
-    let server = Server::new().await;
-    let ask = async |stop: Value| {
-        let body = json!({ "prompt": "ab c", "max_tokens": 60, "seed": 1, "stop": stop });
-        server.post(&body).await.json()["choices"][0].clone()
-    };
-    let whole = ask(Value::Null).await;
-    for stop in [json!("\n\n"), json!(["\n\n", "</s>", "<|im_end|>", "Question:"])] {
-        let choice = ask(stop.clone()).await;
-        assert_eq!((&choice["text"], &choice["finish_reason"]), (&whole["text"], &json!("length")), "{stop}");
-        assert_eq!(choice["stop_reason"], Value::Null);
-    }
-    server.at_rest().await;
-}
-
-/// Returns the ids of a text in the fake model's vocabulary.
-fn ids(text: &str) -> Vec<u32> {
-    let id = |character: char| SYMBOLS.iter().position(|symbol| symbol.starts_with(character)).unwrap();
-    text.chars().map(|character| id(character) as u32).collect()
-}
-
-#[tokio::test]
-async fn a_prompt_of_ids_equals_its_text() {
-    let server = Server::new().await;
-    let expected = server.answer(long("ab é", 40)).await.unwrap();
-    let answer = server.answer(GenerateRequest { prompt_ids: ids("ab é"), ..long("", 40) }).await.unwrap();
-    assert_eq!(answer.text(), expected.text());
-    assert_eq!((answer.started.prompt_chars, answer.started.prompt_text_chars()), (4, 4));
-    let both = GenerateRequest { prompt_ids: ids("a"), ..long("a", 40) };
-    assert_eq!(reason(&server.answer(both).await.unwrap_err()), "EXCLUSIVE_OPTIONS");
-    server.at_rest().await;
-}
-
-/// The body that lm-eval 0.4.11 sends for two requests of a batch: contexts with their continuations, as ids.
-fn loglikelihoods() -> Value {
-    json!({
-        "model": "fake", "prompt": [ids("ab c"), ids("d ea")], "temperature": 0, "max_tokens": 1, "logprobs": 1,
-        "seed": 1234, "echo": true,
-    })
-}
-
+/// The body is that of lm-eval 0.4.11 for two requests of a batch: contexts with their continuations, as ids.
 #[tokio::test]
 async fn lm_eval_reads_loglikelihoods() {
     let server = Server::new().await;
-    let answer = server.post(&loglikelihoods()).await.json();
+    let body = json!({
+        "model": "fake", "prompt": [[1, 2, 0, 3], [4, 0, 5, 1]], "temperature": 0, "max_tokens": 1, "logprobs": 1,
+        "seed": 1234, "echo": true,
+    });
+    let answer = server.post(&body).await.json();
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 2);
     for (choice, (text, context)) in choices.iter().zip([("ab c", 2), ("d ea", 3)]) {
@@ -433,21 +339,6 @@ async fn lm_eval_reads_loglikelihoods() {
         let likeliest = (context..end).all(|place| alone["top_logprobs"][place].as_object().unwrap().len() == 1);
         assert_eq!(is_greedy, likeliest);
     }
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn lm_eval_generates_until_a_stop_string() {
-    let server = Server::new().await;
-    let body = json!({
-        "model": "fake", "prompt": [ids("ab c")], "max_tokens": 30, "temperature": 0.0, "seed": 1234,
-        "stop": ["\n\n", "Question:", "</s>"],
-    });
-    let answer = server.post(&body).await.json();
-    assert_eq!(answer["choices"][0]["finish_reason"], "length", "{answer}");
-    let by_text = json!({ "prompt": "ab c", "max_tokens": 30, "temperature": 0 });
-    assert_eq!(answer["choices"][0]["text"], server.post(&by_text).await.json()["choices"][0]["text"]);
-    assert_eq!(answer["usage"]["normalized_chars"], 0);
     server.at_rest().await;
 }
 
@@ -711,21 +602,6 @@ async fn responses_differ_in_their_usage_only() {
             let timing = response.finished.timing.unwrap();
             assert!(timing.steps + usage.accepted_chars >= 120, "{setting:?}");
         }
-    }
-}
-
-#[tokio::test]
-async fn a_model_that_does_not_speculate_ignores_the_setting() {
-    let server = Server::new().await;
-    let request = GenerateRequest { speculate: Some("8".into()), ..prompt("ab") };
-    assert_eq!(server.answer(request).await.unwrap().finished.usage.unwrap().drafted_chars, 0);
-    let body = json!({ "prompt": "ab", "speculate": 17 });
-    let reply = server.post(&body).await;
-    assert_eq!((reply.0, &reply.json()["error"]["param"]), (400, &json!("speculate")));
-    for setting in [json!("auto"), json!(4), json!(null)] {
-        let body = json!({ "prompt": "ab", "speculate": setting });
-        let choice = server.post(&body).await.json()["choices"][0].clone();
-        assert_eq!(choice["weir"]["drafted_chars"], 0, "{choice}");
     }
 }
 

@@ -243,17 +243,6 @@ async fn a_prompt_alone_is_scored() {
     server.at_rest().await;
 }
 
-#[tokio::test]
-async fn stop_strings_end_the_text() {
-    let server = Server::new().await;
-    let complete = server.answer(long("ab c", 60)).await.unwrap().text();
-    let stop = &complete[20..23];
-    let body = json!({ "prompt": "ab c", "max_tokens": 60, "seed": 1, "stop": stop });
-    let choice = server.post(&body).await.json()["choices"][0].clone();
-    assert_eq!(text(&choice), &complete[..complete.find(stop).unwrap()]);
-    assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &json!(stop)));
-}
-
 /// A request with this prompt, for these outputs.
 fn request(prompt: &str, outputs: &[&str]) -> Value {
     json!({

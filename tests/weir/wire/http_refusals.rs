@@ -30,22 +30,6 @@ async fn bodies_are_refused_by_their_heads() {
     server.at_rest().await;
 }
 
-/// Clients may send the biases of other models.
-#[tokio::test]
-async fn biases_of_unknown_ids_have_no_effect() {
-    let server = Server::new().await;
-    let text = async |biases| {
-        let body = json!({ "prompt": "a", "max_tokens": 20, "seed": 1, "temperature": 1, "logit_bias": biases });
-        let answer = server.post(&body).await;
-        assert_eq!(answer.0, 200, "{}", answer.body());
-        answer.json()["choices"][0]["text"].clone()
-    };
-    let plain = text(json!({})).await;
-    assert_eq!(text(json!({ "8": 100, "50256": -100, "99999999999": 1 })).await, plain);
-    assert_ne!(text(json!({ "1": 100, "8": 100 })).await, plain, "other biases stay");
-    server.at_rest().await;
-}
-
 /// hyper sends a status without a body. Heads have the same limits as over gRPC.
 #[tokio::test]
 async fn hyper_1_12_0_answers_malformed_heads_itself() {
@@ -106,9 +90,7 @@ async fn a_connection_whose_client_does_not_read_is_closed() {
 }
 
 const ALICE: &str = "authorization: Bearer a-key-that-alice-has";
-
 const BOB: &str = "authorization: Bearer another-key-that-bob-has";
-
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server with two keys and `request_memory` bytes for arriving bodies.

@@ -371,7 +371,6 @@ async fn http_resumes_by_text() {
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
 const PARENT: &str = "00f067aa0ba902b7";
-
 const PROMPT: &str = "ab c";
 
 struct Collector(mpsc::Sender<Span>);

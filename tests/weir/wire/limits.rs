@@ -7,7 +7,6 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use weir_proto::v1::ScoreResponse;
 
 const SOON: Duration = Duration::from_secs(10);
-
 const GENERATE: &str = "/weir.v1.Generation/Generate";
 
 /// Returns the frames of a complete call.

@@ -8,7 +8,6 @@ use weir_proto::v1::latency_client::LatencyClient;
 use weir_proto::v1::{GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest};
 
 const ROWS: usize = 4;
-
 const QUEUE: usize = 16;
 
 /// Returns a request whose prompt and length depend on `number`.

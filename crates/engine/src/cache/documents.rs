@@ -13,7 +13,7 @@ use weir_models::contract::Document;
 
 #[derive(Clone)]
 pub(crate) struct CachedDocument {
-    pub(crate) document: Arc<dyn Document>,
+    pub(crate) document: Arc<Document>,
     pub(crate) encoded: Arc<EncodedDocument>,
     /// Its tokens: a request that was preempted may have to encode it again.
     pub(crate) ids: Arc<[u32]>,
@@ -56,8 +56,8 @@ struct StoredDocument {
 
 impl CachedDocument {
     fn bytes(&self) -> usize {
-        let own_bytes = self.document.own_bytes() + self.encoded.own_bytes() + size_of_val(&*self.ids);
-        self.document.bytes() + own_bytes
+        let own_bytes = self.document.own_bytes + self.encoded.own_bytes() + size_of_val(&*self.ids);
+        self.document.bytes + own_bytes
     }
 
     /// Returns true if no request uses it, so that dropping it frees its pages.
@@ -131,7 +131,7 @@ impl DocumentCache {
     pub(crate) fn evictable_bytes(&self) -> usize {
         let entries = self.lock();
         let unused = entries.lru.iter().map(|(_, entry)| &entry.cached).filter(|cached| cached.is_unused());
-        unused.map(|cached| cached.document.bytes()).sum()
+        unused.map(|cached| cached.document.bytes).sum()
     }
 
     pub(crate) fn clear(&self) {
@@ -232,40 +232,20 @@ fn largest_holder(bytes: impl Iterator<Item = usize>) -> Option<(usize, usize)> 
 mod tests {
     use super::*;
     use crate::observer::Observer;
-    use weir_models::contract::{LayerTime, PoolingChoice};
-
-    struct FakeDocument(usize);
-
-    impl Document for FakeDocument {
-        fn tokens(&self) -> usize {
-            1
-        }
-        fn vectors(&self) -> usize {
-            1
-        }
-        fn bytes(&self) -> usize {
-            self.0
-        }
-        fn unpooled_bytes(&self) -> usize {
-            self.0
-        }
-        fn own_bytes(&self) -> usize {
-            0
-        }
-        fn choices(&self) -> &[PoolingChoice] {
-            &[]
-        }
-        fn timings(&self) -> &[LayerTime] {
-            &[]
-        }
-        fn memory_ns(&self) -> u64 {
-            0
-        }
-    }
 
     fn cached(bytes: usize) -> CachedDocument {
-        let document: Arc<dyn Document> = Arc::new(FakeDocument(bytes));
-        let encoded = Arc::new(EncodedDocument::new(&*document, Vec::new(), false));
+        let document = Arc::new(Document {
+            tokens: 1,
+            vectors: 1,
+            bytes,
+            unpooled_bytes: bytes,
+            own_bytes: 0,
+            choices: Vec::new(),
+            timings: Vec::new(),
+            memory_ns: 0,
+            memory: Box::new(()),
+        });
+        let encoded = Arc::new(EncodedDocument::new(&document, Vec::new(), false));
         CachedDocument { document, encoded, ids: Arc::from([]), hard: false }
     }
 

@@ -244,7 +244,6 @@ pub(super) const PRECISION: usize = 24;
 pub(super) const MAX_ALPHABET: usize = 1 << 16;
 
 const SUM: u64 = 1 << PRECISION;
-
 const WEIGHT_BITS: u32 = 31;
 
 /// Bits of the fraction of t.

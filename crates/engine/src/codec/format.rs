@@ -31,15 +31,10 @@ use weir_models::{
 };
 
 const MAGIC: [u8; 8] = *b"\x89WEIR\r\n\x1a";
-
 const VERSION: u8 = 1;
-
 const DTYPES: [&str; 4] = ["f32", "bf16", "int8", "int4"];
-
 const UNKNOWN_LENGTH: u64 = u64::MAX;
-
 const HEADER: usize = MAGIC.len() + 3 + DIGEST + 3 * 4 + 8;
-
 const DIGEST: usize = 32;
 
 /// Bytes of a block before its data.
@@ -49,7 +44,6 @@ const FRONT: usize = 1 + 4 + 4;
 const MAX_WINDOW: usize = 1 << 24;
 
 const BLOCK: u8 = 1;
-
 const END: u8 = 0;
 
 /// SHA-256 of a text, or of a checkpoint's weights.

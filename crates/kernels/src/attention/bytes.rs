@@ -321,7 +321,6 @@ const CELL: usize = 4;
 const MAX_TILES: usize = 4;
 
 const TILE_LANES: usize = TILE_BYTES / CELL;
-
 const _: () = assert!(ROW_TILE == TILE_ROWS && POSITIONS == 2 * TILE_LANES);
 
 /// int8 keys and values, which tiles multiply if enough rows share them.

@@ -352,7 +352,6 @@ impl DenseKeys<'_> {
         }
     }
 
-    /// Adds the bias to the `scores` of consecutive keys from index `first` on.
     #[inline(always)]
     fn add_bias(&self, head: usize, row: usize, first: usize, scores: &mut [f32]) {
         let Some(relative) = &self.relative else { return };

@@ -292,7 +292,6 @@ const MAX_VECTOR_ROWS: usize = 8;
 
 /// Storage format of keys, values and distances.
 pub(super) trait Stored: Copy {
-    /// Type of a stored number.
     type Number: Pod;
 
     /// Multiplies `B` queries with a page's keys, or with as many distances. Each product is one ordered sum over a query's

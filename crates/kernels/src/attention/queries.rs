@@ -58,7 +58,6 @@ impl<'a> QueryVariants<'a> {
 pub struct QueryBuffer {
     numbers: Vec<f32>,
     bytes: QuantizedRows,
-    /// Sum of the bytes of each query.
     sums: Vec<i32>,
     head_dim: usize,
 }
@@ -209,7 +208,6 @@ pub struct QueryRow<'a> {
 /// Distances in a block of a [`DistanceTable`].
 pub(super) const BLOCK: usize = 512;
 
-/// Chunks of [`POSITIONS`] distances in a block.
 const CHUNKS: usize = BLOCK / POSITIONS;
 
 /// Encodings R_d of every distance d ≥ 0 of one layer, computed in blocks when a sequence first needs them. Stored like keys, in
@@ -366,7 +364,6 @@ pub(super) struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// Returns the span that begins at `first`.
     #[inline(always)]
     pub(super) fn new(head: &AttentionHead<'_>, rows: &'a [QueryRow<'a>], first: usize) -> Self {
         let mut span = Self {
@@ -583,7 +580,6 @@ pub(super) struct Work {
     pub(super) units: [f32; ROW_TILE],
     /// Each row's sums of weighted int8 values: (rows, head_dim).
     pub(super) sums: Vec<i32>,
-    /// Sums of products on tiles.
     pub(super) tile_sums: TileSums,
     /// The runs of the span.
     pub(super) runs: Runs,

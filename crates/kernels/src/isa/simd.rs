@@ -38,9 +38,7 @@ pub(crate) trait Simd: Copy {
     }
     /// Returns a · b + c, rounded like `madd1`.
     fn madd(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// Returns a + b.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Returns a · b.
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// Returns the larger one of a and b, or b if one of them is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;

@@ -8,10 +8,8 @@ use std::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
 
-/// Bytes of a row of a tile.
 pub(crate) const TILE_BYTES: usize = 64;
 
 /// Proves that the processor multiplies tiles of bytes, and that the system lets this process use them.

@@ -16,7 +16,6 @@ pub(super) const MIN_INT4_ROWS: usize = 8;
 /// Bytes of a cell: four inputs of a row, or of an output.
 const CELL: usize = 4;
 
-/// Steps of a tile.
 const STEPS: usize = TILE_BYTES / CELL;
 
 /// Rows of two tiles, which are multiplied together.

@@ -30,7 +30,6 @@ pub(super) trait WeightFormat<S: Simd>: Copy {
     /// # Safety
     /// `from` points to `GROUP` bytes.
     unsafe fn weights(simd: S, from: *const u8) -> Self::Weights;
-    /// Returns `sums` + x · weights.
     fn madd(simd: S, x: &Self::Cell, weights: Self::Weights, sums: Sums<S, Self>) -> Sums<S, Self>;
     /// Returns a + b, or `None` if sums are not exact: a product of few rows sums even and odd steps separately.
     #[inline(always)]
@@ -110,7 +109,6 @@ impl<S: Simd> SumSlot<S> for i32 {
 pub(super) struct IntegerOutputs<'a> {
     /// Value that was added to each byte of the row.
     pub(super) offset: i32,
-    /// Scale of the row.
     pub(super) row_scale: f32,
     /// Scale of each output's weights.
     pub(super) scales: &'a [f32; LANES],
@@ -220,16 +218,13 @@ const VECTORS: usize = NIBBLE_BYTES / VECTOR;
 /// Inputs of a cell.
 const CELL: usize = 4;
 
-/// Cells of a block.
 pub(crate) const CELLS: usize = BLOCK / CELL;
 
 /// Value that is added to a stored level.
 const LEVEL_OFFSET: i32 = 8;
 
 const MIN_LEVEL: f32 = -8.0;
-
 const MAX_LEVEL: f32 = 7.0;
-
 const MAX_MULTIPLIER: i8 = 15;
 
 /// Largest magnitude of multiplier · level.
@@ -600,7 +595,6 @@ fn panel_groups(dtype: Dtype) -> usize {
     }
 }
 
-/// Returns the inputs of a step.
 fn step_inputs(dtype: Dtype) -> usize {
     match dtype {
         Dtype::F32 | Dtype::Bf16 => 1,
@@ -618,10 +612,8 @@ fn group_bytes(dtype: Dtype) -> usize {
     }
 }
 
-/// Cells of a line.
 const LINE_CELLS: usize = 16;
 
-/// Rows of a task.
 const TASK_ROWS: usize = 8;
 
 /// Minimum numbers for which it pays to use other threads.
@@ -717,7 +709,6 @@ fn share(compute: &Compute, rows: usize, width: usize, body: &(dyn Fn(usize) + S
     if rows * width < MIN_SHARED { (0..tasks).for_each(run_task) } else { compute.pool.run(tasks, &run_task) }
 }
 
-/// Returns the cells of lines.
 fn cells_mut(lines: &mut [CellLine]) -> &mut [[i8; 4]] {
     // SAFETY: a line is its cells, without padding; exclusive because the borrow is.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LINE_CELLS) }

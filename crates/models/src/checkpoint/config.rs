@@ -3,7 +3,7 @@
 pub use crate::checkpoint::files::CONFIG_FILE;
 use crate::{
     checkpoint::{
-        files::{self, check_folder, check_inside},
+        files::{self, check_folder, check_inside, require},
         hugging_face,
     },
     contract::{GenerationDefaults, SamplingDefaults},
@@ -270,10 +270,8 @@ impl Config {
     }
 
     fn validate(&self, file: &Path) -> Result<()> {
-        if !(1..=MAX_TRAINING_LENGTH).contains(&self.training_length) {
-            let expected = format!("1 to {MAX_TRAINING_LENGTH}");
-            return Err(Error::checkpoint(file, "training_length", expected, self.training_length.to_string()));
-        }
+        let fits = (1..=MAX_TRAINING_LENGTH).contains(&self.training_length);
+        require(fits, file, "training_length", format!("1 to {MAX_TRAINING_LENGTH}"), self.training_length)?;
         self.sampling.check(file, "sampling.")?;
         self.vocabulary(file).map(|_| ())
     }

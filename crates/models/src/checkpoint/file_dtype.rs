@@ -19,6 +19,8 @@ pub enum FileDtype {
     I8,
 }
 
+weir_kernels::named!(FileDtype { F64: "F64", F32: "F32", F16: "F16", Bf16: "BF16", I8: "I8" });
+
 impl FileDtype {
     /// Bytes of one number.
     pub fn bytes(self) -> usize {
@@ -28,21 +30,6 @@ impl FileDtype {
             Self::F16 | Self::Bf16 => 2,
             Self::I8 => 1,
         }
-    }
-
-    /// The name in headers.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F64 => "F64",
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::I8 => "I8",
-        }
-    }
-
-    pub(super) fn parse(name: &str) -> Option<Self> {
-        [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8].into_iter().find(|dtype| dtype.name() == name)
     }
 
     /// Appends numbers as little-endian bytes, each rounded to the nearest number of this type, ties to even.

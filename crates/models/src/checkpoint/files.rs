@@ -16,6 +16,17 @@ use weir_kernels::error::{Error, Mismatch, QUOTED, Result, clip, mismatch, split
 /// The file that every checkpoint has.
 pub const CONFIG_FILE: &str = "config.json";
 
+/// Fails for `key` of a file unless a condition holds.
+pub(crate) fn require(
+    holds: bool,
+    file: &Path,
+    key: impl Into<String>,
+    expected: impl Into<String>,
+    found: impl ToString,
+) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::checkpoint(file, key, expected, found.to_string())) }
+}
+
 /// Maximum names that a message lists.
 const LISTED: usize = 8;
 

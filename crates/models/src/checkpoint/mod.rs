@@ -10,6 +10,7 @@ pub mod row_table;
 pub mod weights;
 pub mod writer;
 
+pub(crate) use crate::checkpoint::files::require;
 use crate::checkpoint::weights::check_headers;
 pub use crate::checkpoint::{
     config::{CONFIG_FILE, Config, VocabularyConfig, architecture},

@@ -34,7 +34,6 @@ enum Numbers {
     Memory(Vec<u8>),
 }
 
-/// The open file of a table.
 #[derive(Debug)]
 pub(crate) struct OpenTable {
     file: File,

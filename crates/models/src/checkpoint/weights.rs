@@ -709,10 +709,6 @@ pub const CARD_FILE: &str = "card.json";
 /// Maximum size of `card.json`.
 const MAX_BYTES: u64 = 1 << 20;
 
-pub(crate) fn card_text(sha256: &str) -> String {
-    format!("{}\n", serde_json::json!({ "sha256": sha256 }))
-}
-
 /// The part of a card that the loader reads. Other keys are for people and for the training tools.
 #[derive(Deserialize)]
 pub(crate) struct Card {
@@ -1059,7 +1055,6 @@ pub fn read_from(from: &[u8], size: u64, file: &Path, specs: &[TensorSpec]) -> R
     reading.finish()
 }
 
-/// The bytes of a file of weights.
 trait WeightsFile: Read {
     /// Passes over bytes. Returns the file and their position in it; none, without passing them, if there is no file.
     fn pass(&mut self, bytes: u64) -> std::io::Result<Option<(File, u64)>>;

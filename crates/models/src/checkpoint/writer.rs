@@ -229,7 +229,8 @@ impl Writer {
         self.put(&last)?;
         self.out.flush().and_then(|()| self.out.get_ref().sync_all()).map_err(Error::io(self.weights.path()))?;
         let sha256 = hexadecimal(&self.hash.finalize_reset());
-        let mut card = PartialFile::write(&self.dest, CARD_FILE, weights::card_text(&sha256).as_bytes())?;
+        let card = format!("{}\n", serde_json::json!({ "sha256": sha256 }));
+        let mut card = PartialFile::write(&self.dest, CARD_FILE, card.as_bytes())?;
         // Files of an old checkpoint would describe other weights. Its configuration goes first: without it the folder is no
         // checkpoint.
         let config = self.dest.join(CONFIG_FILE);

@@ -16,13 +16,11 @@ use std::{
 };
 use weir_kernels::error::{Error, QUOTED, Result, clip, quoted};
 
-/// Settings of a tokenizer.
 pub(super) const SETTINGS_FILE: &str = "tokenizer_config.json";
 
 /// Ids of added tokens, in folders of older versions.
 pub(super) const ADDED_FILE: &str = "added_tokens.json";
 
-/// Names of special tokens.
 pub(super) const SPECIAL_FILE: &str = "special_tokens_map.json";
 
 /// Returns a token in the form of `tokenizer.json`.

@@ -41,9 +41,7 @@ pub(super) fn weights_in_place(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -
 const FIRST_BYTE: u32 = 4;
 
 const MARKS: TextMarks = TextMarks { start: 1, end: 2 };
-
 const SYMBOLS: usize = 260;
-
 const TABLE: &str = "model.encoder_hash_tok_embedding.weight";
 
 /// The official name of the encoder's embedding, which a tied head replaces.
@@ -84,7 +82,8 @@ impl<'a> BltFolder<'a> {
         let own = decoder.unsigned("hidden_size_global", 2048)?;
         decoder.require(own == width, "hidden_size_global", format!("{width}, global_config's hidden_size"), own)?;
         let mut architecture = top.architecture(&stacks, vectors)?;
-        if has_both_embeddings(dir) {
+        // transformers reads a head and an embedding that a configuration ties, if the files have both
+        if shapes_in(dir).is_ok_and(|shapes| [HEAD, EMBEDDING].iter().all(|name| shapes.contains_key(*name))) {
             architecture["tied"] = false.into();
         }
         let layers = encoder.unsigned("num_hidden_layers", 1)?;
@@ -129,12 +128,6 @@ impl<'a> BltFolder<'a> {
         }
         Ok((weights, sha256))
     }
-}
-
-/// Returns true if a folder has both the head and the embedding that a configuration may tie: transformers then reads both. A folder
-/// whose files cannot be read has an error of its own.
-fn has_both_embeddings(dir: &Path) -> bool {
-    shapes_in(dir).is_ok_and(|shapes| [HEAD, EMBEDDING].iter().all(|name| shapes.contains_key(*name)))
 }
 
 /// Returns the official name of a tensor; `cross` is the encoder's cross-attention that counts.
@@ -258,122 +251,31 @@ const WINDOW: usize = 512;
 const THRESHOLD: f64 = 1.335_442_066_192_627;
 
 /// Keys that count at the top level.
-const TOP_KEYS: &[&str] = &[
-    "model_type",
-    "vocab_size",
-    "patching_threshold",
-    "max_patch_length",
-    "local_attention_window_len",
-    "cross_attn_k",
-    "encoder_hash_byte_group_size",
-    "encoder_hash_byte_group_vocab",
-    "encoder_hash_byte_group_nb_functions",
-    "tie_word_embeddings",
-    "patching_mode",
-    "patch_in_forward",
-    "patch_size",
-    "monotonicity",
-    "patching_threshold_add",
-    "patcher_config",
-    "encoder_config",
-    "global_config",
-    "decoder_config",
-];
+const TOP_KEYS: &str = "model_type, vocab_size, patching_threshold, max_patch_length, local_attention_window_len, cross_attn_k, \
+    encoder_hash_byte_group_size, encoder_hash_byte_group_vocab, encoder_hash_byte_group_nb_functions, \
+    tie_word_embeddings, patching_mode, patch_in_forward, patch_size, monotonicity, patching_threshold_add, \
+    patcher_config, encoder_config, global_config, decoder_config";
 
 /// Keys that count in a sub-configuration.
-const STACK_KEYS: &[&str] = &[
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "num_hidden_layers",
-    "intermediate_size",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "vocab_size",
-    "sliding_window",
-    "cross_attn_all_layers",
-    "cross_attn_k",
-    "hidden_size_global",
-];
+const STACK_KEYS: &str = "hidden_size, num_attention_heads, num_key_value_heads, num_hidden_layers, intermediate_size, head_dim, \
+    hidden_act, rms_norm_eps, vocab_size, sliding_window, cross_attn_all_layers, cross_attn_k, hidden_size_global";
 
 /// Keys that change nothing in transformers' inference, or that are read where they count: `max_position_embeddings` and the
 /// keys of rotary positions.
-const IGNORED_KEYS: &[&str] = &[
-    "max_position_embeddings",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "norm_eps",
-    "model_type",
-    "tie_word_embeddings",
-    "architectures",
-    "transformers_version",
-    "_name_or_path",
-    "_attn_implementation",
-    "attn_impl",
-    "attn_bias_type",
-    "auto_map",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "sep_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "dtype",
-    "torch_dtype",
-    "dropout",
-    "initializer_range",
-    "use_cache",
-    "patching_batch_size",
-    "patching_device",
-    "realtime_patching",
-    "pm_size",
-    "encoder_cross_output_size",
-    "id2label",
-    "label2id",
-    "return_dict",
-    "is_encoder_decoder",
-    "is_decoder",
-    "add_cross_attention",
-    "cross_attention_hidden_size",
-    "chunk_size_feed_forward",
-    "problem_type",
-    "finetuning_task",
-    "task_specific_params",
-    "tokenizer_class",
-    "prefix",
-    "pruned_heads",
-    "tie_encoder_decoder",
-    "torchscript",
-    "tf_legacy_loss",
-    "use_bfloat16",
-    "max_length",
-    "min_length",
-    "do_sample",
-    "early_stopping",
-    "num_beams",
-    "num_beam_groups",
-    "diversity_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
-    "repetition_penalty",
-    "length_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "bad_words_ids",
-    "num_return_sequences",
-    "remove_invalid_values",
-    "exponential_decay_length_penalty",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-];
+const IGNORED_KEYS: &str = "max_position_embeddings, rope_theta, rope_scaling, rope_parameters, norm_eps, model_type, tie_word_embeddings, \
+    architectures, transformers_version, _name_or_path, _attn_implementation, attn_impl, attn_bias_type, auto_map, \
+    bos_token_id, eos_token_id, pad_token_id, sep_token_id, decoder_start_token_id, forced_bos_token_id, \
+    forced_eos_token_id, dtype, torch_dtype, dropout, initializer_range, use_cache, patching_batch_size, \
+    patching_device, realtime_patching, pm_size, encoder_cross_output_size, id2label, label2id, return_dict, \
+    is_encoder_decoder, is_decoder, add_cross_attention, cross_attention_hidden_size, chunk_size_feed_forward, \
+    problem_type, finetuning_task, task_specific_params, tokenizer_class, prefix, pruned_heads, tie_encoder_decoder, \
+    torchscript, tf_legacy_loss, use_bfloat16, max_length, min_length, do_sample, early_stopping, num_beams, \
+    num_beam_groups, diversity_penalty, temperature, top_k, top_p, typical_p, repetition_penalty, length_penalty, \
+    no_repeat_ngram_size, encoder_no_repeat_ngram_size, bad_words_ids, num_return_sequences, remove_invalid_values, \
+    exponential_decay_length_penalty, suppress_tokens, begin_suppress_tokens";
 
 /// Keys that count in `rope_parameters` and `rope_scaling`.
-const ROTARY_KEYS: &[&str] = &["rope_type", "type", "rope_theta"];
+const ROTARY_KEYS: &str = "rope_type, type, rope_theta";
 
 /// The expectation in the error about an unknown key.
 const TRANSFORMERS_KEYS: &str = "a key of transformers' BltConfig";
@@ -387,7 +289,6 @@ struct Keys {
 }
 
 impl Keys {
-    /// Returns the path of a key.
     fn path(&self, key: &str) -> String {
         if self.parent.is_empty() { key.to_owned() } else { format!("{}.{key}", self.parent) }
     }
@@ -401,8 +302,10 @@ impl Keys {
     }
 
     /// Fails for the first key that is in none of the lists; `expected` describes them.
-    fn check_known(&self, expected: &str, lists: &[&[&str]]) -> Result<()> {
-        let is_known = |key: &str| lists.iter().any(|list| list.contains(&key)) || key.starts_with("output_");
+    fn check_known(&self, expected: &str, lists: &[&str]) -> Result<()> {
+        let is_known = |key: &str| {
+            lists.iter().any(|list| list.split(", ").any(|known| known == key)) || key.starts_with("output_")
+        };
         match self.keys.iter().find(|(key, _)| !is_known(key)) {
             None => Ok(()),
             Some((key, value)) => Err(self.error(key, expected, value)),

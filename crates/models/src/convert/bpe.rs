@@ -10,7 +10,6 @@ use std::{collections::BTreeMap, path::Path};
 use weir_kernels::error::{Error, Result};
 
 pub(super) const VOCABULARY_FILE: &str = "vocab.json";
-
 pub(super) const MERGES_FILE: &str = "merges.txt";
 
 /// Keys of the special tokens, and their usual names.

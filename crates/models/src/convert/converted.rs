@@ -98,7 +98,6 @@ pub(crate) fn only_file(dir: &Path, extension: &str, expected: &str) -> Result<O
 const PRIVATE: u32 = 0xF_0000;
 
 const PRIVATE_COUNT: usize = 0xFFFE;
-
 const BYTES: usize = 256;
 
 /// Returns a vocabulary of `size` symbols: the list, or bytes if there are 256, or else private-use characters.

@@ -43,7 +43,6 @@ const LAYER: &[(&str, &str)] = &[
 ];
 
 const NULL_GROUP: &str = "null_group";
-
 const DISTANCE: &str = "attention.distance.weight";
 
 /// Bias of each [`DISTANCE`], which is dropped: it shifts all scores of a query equally, which the softmax cancels.

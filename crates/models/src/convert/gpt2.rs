@@ -58,10 +58,6 @@ struct Arguments {
     add_cross_attention: bool,
 }
 
-pub(super) fn is_gpt2(text: &[u8]) -> bool {
-    serde_json::from_slice::<Value>(text).is_ok_and(|config| config["model_type"] == "gpt2")
-}
-
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     let completed = completed(&read_config(&file)?, &file)?;

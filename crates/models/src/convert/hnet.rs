@@ -7,6 +7,7 @@
 use crate::checkpoint::files::{check_source, contents, parse};
 use crate::checkpoint::{
     self, CONFIG_FILE, Config, INDEX_FILE, Tensor, VocabularyConfig, WEIGHTS_FILE, Weights, read_weights_with_progress,
+    require,
 };
 use crate::convert::converted::{
     Converted, TIED, check_copy, only_file, read_config, rename_key, source_name, transpose,
@@ -83,9 +84,7 @@ fn read_tensors(dir: &Path, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64
 }
 
 const SOURCE: &str = "a folder with the official config.json, and model.safetensors or one .pt file";
-
 const HEAD_NAME: &str = "lm_head.weight";
-
 const EMBEDDING_NAME: &str = "embeddings.weight";
 
 /// Where the numbers of one of weir's tensors are in an official checkpoint.
@@ -358,9 +357,7 @@ impl Arguments {
 
     /// Returns the configuration with that architecture. Fails unless the symbols are bytes.
     fn config(&self, architecture: &Value, file: &Path) -> Result<Config> {
-        if self.vocab_size != 256 {
-            return Err(Error::checkpoint(file, "vocab_size", "256, the byte values", self.vocab_size.to_string()));
-        }
+        require(self.vocab_size == 256, file, "vocab_size", "256, the byte values", self.vocab_size)?;
         let vocabulary = VocabularyConfig::DelimitedBytes(MARKS);
         Config::new("hnet", vocabulary, TextNormaliser::None, TRAINING_LENGTH, architecture, file)
     }

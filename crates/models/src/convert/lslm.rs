@@ -36,7 +36,7 @@ const STACK: &[(&str, &str)] = &[
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     let text = read_config(&file)?;
-    if gpt2::is_gpt2(&text) {
+    if serde_json::from_slice::<Value>(&text).is_ok_and(|config| config["model_type"] == "gpt2") {
         return gpt2::read(dir, progress);
     }
     let UniqueMap(keys): UniqueMap<IgnoredAny> = parse(&text, &file, "")?;

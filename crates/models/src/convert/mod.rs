@@ -64,8 +64,8 @@ const SOURCES: &[(Source, &str, SourceReader)] = &[
     (Source::Hnet, "hnet", hnet::read),
     (Source::Torchscale, "torchscale", torchscale::read),
     (Source::Pyramidions, "pyramidions", pyramidions::read),
-    (Source::T5, "t5", t5::read),
-    (Source::MrT5, "mrt5", t5::read_mrt5),
+    (Source::T5, "t5", |dir, progress| t5::read(dir, t5::T5_TYPES, progress)),
+    (Source::MrT5, "mrt5", |dir, progress| t5::read(dir, t5::MRT5_TYPES, progress)),
     (Source::Blt, "blt", blt::read),
 ];
 

@@ -5,7 +5,7 @@
 
 use crate::checkpoint::files::{parse, read_limited};
 use crate::checkpoint::weights::shapes_in;
-use crate::checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, read_weights_with_progress};
+use crate::checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, read_weights_with_progress, require};
 use crate::contract::GenerationDefaults;
 use crate::convert::converted::{Converted, check_copy, only_file, read_config, rename_key};
 use crate::convert::sentencepiece::{self, Algorithm, SentencePiece, mark, metaspace, normalizer, unigram};
@@ -82,9 +82,7 @@ fn training_arguments(torch: &TorchFile, tensors: &TorchTensors, file: &Path) ->
     for arguments in [pickle.item(&pickle.root, "args"), model].into_iter().flatten() {
         all.extend(items(pickle, arguments).into_iter().flat_map(|items| plain(pickle, items)));
     }
-    if all.is_empty() {
-        return Err(Error::checkpoint(file, "args", "the arguments of training, here or in cfg.model", "none"));
-    }
+    require(!all.is_empty(), file, "args", "the arguments of training, here or in cfg.model", "none")?;
     let rows = tensors.all.get(EMBEDDING).and_then(|tensor| tensor.shape.first());
     let rows = rows.ok_or_else(|| Error::checkpoint(file, EMBEDDING, "a tensor", "none"))?;
     all.insert("vocab_size".into(), (*rows).into());
@@ -365,7 +363,6 @@ fn in_official_terms(error: Error) -> Error {
 // SentencePiece. A dictionary of single characters needs no SentencePiece model.
 
 const DICTIONARY_FILE: &str = "dict.txt";
-
 const MAX_BYTES: u64 = 64 << 20;
 
 /// fairseq's special symbols, which have the first ids.
@@ -382,6 +379,8 @@ fn read_dictionary(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenize
     let model = only_file(dir, "model", "one .model of SentencePiece")?;
     let has_dictionary = dictionary.exists();
     let lines = if has_dictionary { Some(lines(&read_limited(&dictionary, MAX_BYTES)?, &dictionary)?) } else { None };
+    // fairseq fills dictionaries up with made-up words
+    let is_character = |line: &String| line.chars().count() == 1 || line.starts_with("madeupword");
     let json = match (lines, model) {
         (lines, Some(file)) => {
             let model = sentencepiece::read(&read_limited(&file, MAX_BYTES)?, &file)?;
@@ -392,20 +391,17 @@ fn read_dictionary(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenize
             let lines = lines.unwrap_or_else(|| model.all.clone());
             pieces(&lines, &model, &file)?
         }
-        (Some(lines), None) if lines.iter().all(|line| is_character(line)) => characters(&lines),
+        (Some(lines), None) if lines.iter().all(is_character) => characters(&lines),
         // A dictionary of pieces does not define how text is split into them.
         _ => return Ok(None),
     };
     let named = if has_dictionary { dictionary } else { dir.to_path_buf() };
     let subwords = SubwordTokenizer::parse(json.to_string().as_bytes()).map_err(|error| error.in_file(&named))?;
-    if subwords.len() > size {
-        let expected = format!(
-            "at most {} pieces, since the model has {size} ids and {} of them are special symbols",
-            size - MARKS.len().min(size),
-            MARKS.len()
-        );
-        return Err(Error::checkpoint(&named, "the file", expected, (subwords.len() - MARKS.len()).to_string()));
-    }
+    let marks = MARKS.len();
+    let pieces = size.saturating_sub(marks);
+    let expected =
+        format!("at most {pieces} pieces, since the model has {size} ids and {marks} of them are special symbols");
+    require(subwords.len() <= size, &named, "the file", expected, subwords.len().saturating_sub(marks))?;
     Ok(Some(Arc::new(subwords)))
 }
 
@@ -431,11 +427,6 @@ fn lines(bytes: &[u8], file: &Path) -> Result<Vec<String>> {
     Ok(symbols)
 }
 
-fn is_character(line: &str) -> bool {
-    // fairseq fills dictionaries up with these
-    line.chars().count() == 1 || line.starts_with("madeupword")
-}
-
 fn tokenizer(normalizer: Json, pre_tokenizer: Json, decoder: Json, model: Json) -> Json {
     let marks = MARKS.iter().enumerate().map(|(id, content)| mark(id, content)).collect();
     sentencepiece::tokenizer(marks, [normalizer, pre_tokenizer, decoder], model)
@@ -444,9 +435,8 @@ fn tokenizer(normalizer: Json, pre_tokenizer: Json, decoder: Json, model: Json) 
 /// Returns a tokenizer of the dictionary's pieces that splits text as the model does.
 fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> {
     let known: HashMap<&str, f32> = model.pieces.iter().map(|(piece, score)| (piece.as_str(), *score)).collect();
-    if !lines.iter().any(|line| known.contains_key(line.as_str())) {
-        return Err(Error::checkpoint(file, "the file", "the pieces of the dictionary next to it", "others"));
-    }
+    let fits = lines.iter().any(|line| known.contains_key(line.as_str()));
+    require(fits, file, "the file", "the pieces of the dictionary next to it", "others")?;
     let normalizer = normalizer(model);
     let metaspace = metaspace("always");
     let model = match model.algorithm {

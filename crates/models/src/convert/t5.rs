@@ -7,7 +7,7 @@ use crate::{
         CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, VocabularyConfig, WEIGHTS_FILE, Weights,
         files::{parse, read_limited},
         hugging_face::{GENERATION_FILE, completed},
-        read_weights_with_progress,
+        read_weights_with_progress, require,
         weights::{EXPECTED_HEAD, FilesDigest, HEAD, PICKLES, Shard, same_names, shapes_in, shards_of},
     },
     contract::{EarlyStopping, GenerationDefaults},
@@ -37,23 +37,15 @@ use std::{
 use weir_kernels::error::{Error, QUOTED, Result, clip};
 
 pub(super) const T5_TYPES: &[&str] = &["t5", "mt5", "longt5"];
-
 pub(super) const MRT5_TYPES: &[&str] = &["mrt5"];
 
-/// Reads a folder of T5, mT5, ByT5 or LongT5. Fails if arguments, tensors, tokenizer or copies of the embedding do not fit.
-pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
-    read_types(dir, T5_TYPES, progress)
-}
-
-pub(super) fn read_mrt5(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
-    read_types(dir, MRT5_TYPES, progress)
-}
-
-fn read_types(dir: &Path, types: &[&str], progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+/// Reads a folder of one of the `types`. Fails if arguments, tensors, tokenizer or copies of the embedding do not fit.
+pub(super) fn read(dir: &Path, types: &[&str], progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let folder = T5Folder::open(dir, types)?;
     let tensors = folder.read(progress)?.tensors;
     // a stored copy of the embedding is not written again
-    let config = folder.config(folder.head_is_copy(&tensors))?;
+    let head_is_copy = check_copy(&tensors, HEAD, folder.embedding(), "", &folder.file).is_ok();
+    let config = folder.config(head_is_copy)?;
     let weights = folder.collect(&config, tensors)?;
     Ok(Converted { config, weights })
 }
@@ -112,11 +104,6 @@ impl<'a> T5Folder<'a> {
     /// Returns true if the head is the embedding, by the names of the tensors and the keys of the configuration.
     fn is_tied(&self) -> bool {
         !self.has_head() || self.arguments.is_tied()
-    }
-
-    /// Returns true if the head is the embedding, by the numbers of both.
-    fn head_is_copy(&self, tensors: &Weights) -> bool {
-        check_copy(tensors, HEAD, self.embedding(), "", &self.file).is_ok()
     }
 
     /// The source's name of the embedding, which may be the name of a tied head.
@@ -448,15 +435,8 @@ fn read_generation(dir: &Path, model: &Json) -> Result<GenerationDefaults> {
             let found = &json[key];
             let is_empty = found.is_null() || found.as_array().is_some_and(Vec::is_empty);
             let is_neutral = is_empty || found.as_f64().is_some_and(|number| Some(number) == neutral);
-            if !is_neutral {
-                let expected = neutral.map_or("nothing".into(), |number| format!("{number} or nothing"));
-                return Err(Error::checkpoint(
-                    &file,
-                    key,
-                    format!("{expected} (weir has no such setting)"),
-                    found.to_string(),
-                ));
-            }
+            let expected = neutral.map_or("nothing".into(), |number| format!("{number} or nothing"));
+            require(is_neutral, &file, key, format!("{expected} (weir has no such setting)"), found)?;
         }
         let settings: GenerationSettings = parse(json.to_string().as_bytes(), &file, within)?;
         let forced = [
@@ -535,7 +515,6 @@ const SPECIALS: [&str; 3] = ["<pad>", "</s>", "<unk>"];
 const SPECIAL_KEYS: [&str; 3] = ["pad_token", "eos_token", "unk_token"];
 
 const USUAL_END: u32 = 1;
-
 const UNKNOWN_ID: usize = 2;
 
 /// Sentinels after the pieces, unless the settings state another number.
@@ -564,20 +543,16 @@ fn read_tokenizer(
         _ => bpe::read(dir, &settings, size)?,
     };
     let subwords = SubwordTokenizer::parse(&json).map_err(|error| error.in_file(file))?.with_special_tokens();
-    if subwords.len() > size {
-        let expected = format!("at most {size} ids (vocab_size)");
-        return Err(Error::checkpoint(file, "the file", expected, subwords.len().to_string()));
-    }
+    require(subwords.len() <= size, file, "the file", format!("at most {size} ids (vocab_size)"), subwords.len())?;
     let specials: Vec<_> = match end {
         USUAL_END => (0_u32..).zip(SPECIALS).collect(),
         _ => vec![(end, SPECIALS[1])],
     };
     for (id, special) in specials {
         let found = subwords.piece(id);
-        if found.as_deref() != Some(special) {
-            let found = found.map_or("nothing".into(), |found| format!("{found:?}"));
-            return Err(Error::checkpoint(file, format!("id {id}"), format!("{special:?}"), found));
-        }
+        let is_special = found.as_deref() == Some(special);
+        let found = found.map_or("nothing".into(), |found| format!("{found:?}"));
+        require(is_special, file, format!("id {id}"), format!("{special:?}"), found)?;
     }
     Ok((VocabularyConfig::Pieces(size, Some(TOKENIZER_FILE.into())), Some(Arc::new(subwords))))
 }
@@ -613,9 +588,7 @@ fn sentinels(settings: &Json, size: usize, dir: &Path) -> Result<usize> {
 fn from_sentencepiece(file: &Path, settings: &Json, size: usize) -> Result<Vec<u8>> {
     let dir = file.parent().unwrap_or(Path::new("."));
     let model = sentencepiece::read(&read_limited(file, MAX_TOKENIZER_BYTES)?, file)?;
-    if model.algorithm != Algorithm::Unigram {
-        return Err(Error::checkpoint(file, "the file", "a unigram model", "another algorithm"));
-    }
+    require(model.algorithm == Algorithm::Unigram, file, "the file", "a unigram model", "another algorithm")?;
     let normal = model.by_id.iter().filter(|(.., kind)| *kind == NORMAL).map(|(_, score, _)| *score);
     let highest = normal.fold(f32::NEG_INFINITY, f32::max);
     let mut vocab = Vec::new();

@@ -4,7 +4,7 @@
 use crate::checkpoint::file_dtype::check_finite;
 use crate::checkpoint::files::{self, contents};
 use crate::checkpoint::weights::same_names;
-use crate::checkpoint::{CONFIG_FILE, FileDtype, Weights};
+use crate::checkpoint::{CONFIG_FILE, FileDtype, Weights, require};
 use crate::convert::pickle::{self, Object, Pickle, PickleValue};
 use crate::family::TensorSpec;
 use serde_json::{Map, Value as Json};
@@ -42,7 +42,6 @@ pub(super) struct TorchTensor {
     stride: Vec<u64>,
 }
 
-/// Returns the format of a storage class.
 fn storage_dtype(class: &str) -> Option<FileDtype> {
     match class {
         "DoubleStorage" => Some(FileDtype::F64),
@@ -62,10 +61,8 @@ impl TorchFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let (file, size) = files::open(path).map_err(Error::io(path))?;
         let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|error| zip_error(path, "the file", error))?;
-        if archive.len() > MAX_ENTRIES {
-            let expected = format!("at most {MAX_ENTRIES} entries");
-            return Err(Error::checkpoint(path, "the archive", expected, archive.len().to_string()));
-        }
+        let expected = format!("at most {MAX_ENTRIES} entries");
+        require(archive.len() <= MAX_ENTRIES, path, "the archive", expected, archive.len())?;
         let names: Vec<_> =
             archive.file_names().collect::<Result<_, _>>().map_err(|error| zip_error(path, "the archive", error))?;
         let mut pickles = names.iter().filter_map(|name| name.strip_suffix("/data.pkl"));
@@ -80,10 +77,7 @@ impl TorchFile {
         let order = format!("{folder}/byteorder");
         if archive.index_for_name(&order).is_some() {
             let order = read_small(&mut archive, path, &order, 16)?;
-            if order != b"little" {
-                let found = String::from_utf8_lossy(&order).into_owned();
-                return Err(Error::checkpoint(path, "byteorder", "little", found));
-            }
+            require(order == b"little", path, "byteorder", "little", String::from_utf8_lossy(&order))?;
         }
         let program = read_small(&mut archive, path, &format!("{folder}/data.pkl"), pickle::MAX_BYTES as u64)?;
         let pickle = Pickle::read(&program).map_err(|error| {
@@ -376,9 +370,8 @@ impl TorchTensors {
             };
             let name = name.strip_prefix(PARALLEL_PREFIX).filter(|_| parallel).map(str::to_owned).unwrap_or(name);
             let tensor = torch.tensor(&name, value)?;
-            if all.insert(name.clone(), tensor).is_some() {
-                return Err(Error::checkpoint(file, name, "one tensor of this name", "two"));
-            }
+            let is_new = all.insert(name.clone(), tensor).is_none();
+            require(is_new, file, name, "one tensor of this name", "two")?;
         }
         Ok(Self { file: file.to_path_buf(), all })
     }
@@ -398,11 +391,9 @@ impl TorchTensors {
             let Some(tensor) = self.all.get(&spec.name) else {
                 return Err(Error::Internal(format!("tensor {} was listed but not found", spec.name)));
             };
-            if tensor.shape != spec.shape {
-                let expected = format!("shape {:?}", spec.shape);
-                let found = format!("shape {:?}", tensor.shape);
-                return Err(Error::checkpoint(&self.file, &*spec.name, expected, found));
-            }
+            let expected = format!("shape {:?}", spec.shape);
+            let found = format!("shape {:?}", tensor.shape);
+            require(tensor.shape == spec.shape, &self.file, &*spec.name, expected, found)?;
             let numbers = torch.read(&spec.name, tensor)?;
             done += 4 * numbers.len() as u64;
             progress(done, total as u64);

@@ -427,11 +427,8 @@ fn in_own_names(arguments: &Arguments, error: Error) -> Error {
 const PREFIX: &str = "decoder.";
 
 const EMBEDDING: &str = "embed_tokens.weight";
-
 const HEAD: &str = "output_projection.weight";
-
 const TABLE: &str = "embed_positions.weight";
-
 const BUCKETS: &str = "self_attn_relative_position.relative_attention_bias.weight";
 
 /// fairseq's first position: the rows before it belong to padding.

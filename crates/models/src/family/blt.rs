@@ -8,18 +8,19 @@
 //! n-grams; [`BltState`], one sequence; [`Work`], a thread's buffers; [`Blt`], the weights and the three steps; loading.
 
 use crate::checkpoint::row_table::RowTable;
-use crate::checkpoint::{self, Config};
+use crate::checkpoint::{self, Config, require};
 use crate::contract::{
     BoundaryOptions, Card, Cost, KvMemory, MAX_THRESHOLD, Model, PageUse, Scratch, SequenceRow, State, StepCost,
     StepStatus, SymbolBoundary, check_mode, state_mut, state_ref,
 };
 use crate::family::hourglass::{RecentSymbols, SegmentEnds};
 use crate::family::parts::{
-    self, Batch, Check, HeadWork, Tensors, Watcher, check_feed, check_rollback, watch, with_status, work_mut,
+    self, Batch, Check, HeadWork, StackCaches, StackOf, Tensors, Watcher, check_feed, check_rollback, watch,
+    with_status, work_mut,
 };
 use crate::family::t5_layers::{matrix, norm};
 use crate::family::{Blueprint, Parts, TensorSpec};
-use crate::nn::attention::{Caches, FeedForward};
+use crate::nn::attention::FeedForward;
 use crate::nn::kv_cache::KvCache;
 use crate::nn::mamba2::{HybridLayer, HybridStack, HybridWork, Mixer};
 use crate::nn::position::{PositionScheme, Rotary};
@@ -331,12 +332,6 @@ impl BltState {
         self.patch_ends.len().saturating_sub(self.global.len())
     }
 
-    /// Returns the latest patch that closed with symbol `t` or before.
-    fn patch_at(&self, t: usize) -> Result<usize> {
-        let closed = self.patch_ends.count_before(t + 1);
-        closed.checked_sub(1).ok_or_else(|| Error::Internal(format!("no patch has closed at symbol {t}")))
-    }
-
     /// Clears the vectors of the last feed, and drops symbols and patch ends that no later step needs.
     fn start_feed(&mut self) {
         self.hidden.clear();
@@ -592,42 +587,15 @@ struct ContextPatch {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     fn show(&mut self, stage: BltStage) {
         watch(&mut self.watcher, stage, &self.batch.positions, &self.batch.x);
     }
 }
 
-/// The caches of one stack, in the states of a step's rows.
-struct StackCaches<'a, const STACK: usize>(&'a mut [SequenceRow]);
-
-const PATCHER: usize = 0;
-
-const ENCODER: usize = 1;
-
-const GLOBAL: usize = 2;
-
-const DECODER: usize = 3;
-
-impl<const STACK: usize> Caches for StackCaches<'_, STACK> {
-    fn cache(&self, sequence: usize) -> Result<&KvCache> {
-        let state: &BltState = state_ref(&*self.0[sequence].state)?;
-        Ok(state.caches()[STACK])
-    }
-
-    fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache> {
-        let state = state(self.0, sequence)?;
-        Ok(match STACK {
-            PATCHER => &mut state.patcher,
-            ENCODER => &mut state.encoder,
-            GLOBAL => &mut state.global,
-            _ => &mut state.decoder,
-        })
-    }
-}
+const PATCHER: StackOf<BltState> = StackOf(|state| Ok(&state.patcher), |state| Ok(&mut state.patcher));
+const ENCODER: StackOf<BltState> = StackOf(|state| Ok(&state.encoder), |state| Ok(&mut state.encoder));
+const GLOBAL: StackOf<BltState> = StackOf(|state| Ok(&state.global), |state| Ok(&mut state.global));
+const DECODER: StackOf<BltState> = StackOf(|state| Ok(&state.decoder), |state| Ok(&mut state.decoder));
 
 // Cross-attention between a symbol's or patch's queries and a few rows: all of one patch's symbols, or its k vectors. The softmax
 // is kept as a running maximum and sum, so that the rows may come in parts. There is no rotation.
@@ -848,10 +816,6 @@ impl Model for Blt {
         }))
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch(Box::new(Work::default()))
-    }
-
     /// Symbol step: patcher → boundaries; encoder → vectors of the patches that close.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
@@ -859,7 +823,7 @@ impl Model for Blt {
         while self.gather_symbols(rows, which, work)? {
             self.predict(rows, work)?; // (symbols, V)
             self.embed(rows, work)?; // (symbols, E)
-            let caches = &mut StackCaches::<ENCODER>(rows);
+            let caches = &mut StackCaches(rows, ENCODER);
             let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
             self.encoder.forward(&self.compute, x, positions, caches, &mut [], layers)?; // (symbols, E)
             work.show(BltStage::Encoded);
@@ -876,49 +840,63 @@ impl Model for Blt {
     /// Segment step, for rows that closed a patch: global transformer.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
-            while self.gather_patches(rows, waiting, work)? {
-                let caches = &mut StackCaches::<GLOBAL>(rows);
-                let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
-                self.global.forward(&self.compute, x, positions, caches, &mut [], layers)?; // (patches, G)
-                work.show(BltStage::Global);
-                for (Position { sequence, index }, x) in work.batch.iter() {
-                    let global = &mut state(rows, sequence)?.global;
-                    global.write_output(index, x)?;
-                    global.advance(1);
+        with_status(
+            StepStatus::Waiting,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, waiting, work| {
+                while self.gather_patches(rows, waiting, work)? {
+                    let caches = &mut StackCaches(rows, GLOBAL);
+                    let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
+                    self.global.forward(&self.compute, x, positions, caches, &mut [], layers)?; // (patches, G)
+                    work.show(BltStage::Global);
+                    for (Position { sequence, index }, x) in work.batch.iter() {
+                        let global = &mut state(rows, sequence)?.global;
+                        global.write_output(index, x)?;
+                        global.advance(1);
+                    }
                 }
-            }
-            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-            Ok(())
-        })
+                waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+                Ok(())
+            },
+        )
     }
 
     /// Finish step: decoder with cross-attention to each symbol's latest closed patch → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            while self.gather_undecoded(rows, unfinished, work)? {
-                self.gather_contexts(rows, work)?; // (patches · k, E)
-                for layer in 0..self.decoder.layers.len() {
-                    if let Some(cross) = self.decoder_cross.get(layer) {
-                        self.read_contexts(layer, rows, work)?; // (patches · k, 2·I)
-                        self.cross(cross, work); // (symbols, E)
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                while self.gather_undecoded(rows, unfinished, work)? {
+                    self.gather_contexts(rows, work)?; // (patches · k, E)
+                    for layer in 0..self.decoder.layers.len() {
+                        if let Some(cross) = self.decoder_cross.get(layer) {
+                            self.read_contexts(layer, rows, work)?; // (patches · k, 2·I)
+                            self.cross(cross, work); // (symbols, E)
+                        }
+                        let caches = &mut StackCaches(rows, DECODER);
+                        let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
+                        self.decoder.forward_layer(layer, &self.compute, x, positions, caches, layers)?; // (symbols, E)
                     }
-                    let caches = &mut StackCaches::<DECODER>(rows);
-                    let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
-                    self.decoder.forward_layer(layer, &self.compute, x, positions, caches, layers)?; // (symbols, E)
+                    work.show(BltStage::Decoded);
+                    self.scatter_decoded(rows, work)?;
                 }
-                work.show(BltStage::Decoded);
-                self.scatter_decoded(rows, work)?;
-            }
-            self.gather_wanted(rows, unfinished, work)?; // (wanted, E)
-            work.head.deliver(&self.head, &self.compute, &mut work.quantized, rows, unfinished)?;
-            for &index in unfinished {
-                let state = state(rows, index)?;
-                state.finished = state.encoder.len();
-            }
-            Ok(())
-        })
+                self.gather_wanted(rows, unfinished, work)?; // (wanted, E)
+                work.head.deliver(&self.head, &self.compute, &mut work.quantized, rows, unfinished)?;
+                for &index in unfinished {
+                    let state = state(rows, index)?;
+                    state.finished = state.encoder.len();
+                }
+                Ok(())
+            },
+        )
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -1037,7 +1015,7 @@ impl Blt {
         for &symbol in &work.symbols {
             work.patcher.extend_from_slice(&self.patcher_embedding[symbol as usize * dim..][..dim]); // (symbols, P)
         }
-        let caches = &mut StackCaches::<PATCHER>(rows);
+        let caches = &mut StackCaches(rows, PATCHER);
         let Work { patcher: x, batch: Batch { positions, .. }, layers, quantized, logits, .. } = &mut *work;
         self.patcher.forward(&self.compute, x, positions, caches, &mut [], layers)?; // (symbols, P)
         let logits = sized(logits, positions.len() * self.patcher_head.outputs());
@@ -1246,7 +1224,8 @@ impl Blt {
         let mut computed = 0;
         for &Position { sequence, index } in &batch.positions {
             let state = state(rows, sequence)?;
-            let patch = state.patch_at(index)?;
+            let missing = || Error::Internal(format!("no patch has closed at symbol {index}"));
+            let patch = state.patch_ends.count_before(index + 1).checked_sub(1).ok_or_else(missing)?;
             match patches.last_mut() {
                 Some(ContextPatch { row, patch: last, .. }) if *row == sequence && *last == patch => {}
                 last => {
@@ -1363,10 +1342,8 @@ const WORTH_SHARING: usize = 1 << 18;
 pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
-    if vocabulary.specials().is_some() {
-        let expected = "nothing: this family has marks, not special symbols";
-        return Err(Error::checkpoint(file, "vocabulary.specials", expected, "special symbols"));
-    }
+    let expected = "nothing: this family has marks, not special symbols";
+    require(vocabulary.specials().is_none(), file, "vocabulary.specials", expected, "special symbols")?;
     let blueprint = BltBlueprint { architecture, symbols: vocabulary.len() };
     blueprint.validate(file)?;
     Ok(Box::new(blueprint))
@@ -1434,16 +1411,9 @@ impl Blueprint for BltBlueprint {
         true
     }
 
-    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(Blt::load(self, parts)?))
-    }
-}
-
-impl Blt {
-    /// Builds the model from checked weights.
-    pub fn load(blueprint: &BltBlueprint, mut parts: Parts) -> Result<Self> {
-        let a = &blueprint.architecture;
-        let mut card = parts.card("blt", blueprint)?;
+    fn build(&self, mut parts: Parts) -> Result<Arc<dyn Model>> {
+        let a = &self.architecture;
+        let mut card = parts.card("blt", self)?;
         card.pooled = true;
         card.boundary_threshold = Some(a.threshold);
         let positions = card.max_symbols;
@@ -1467,13 +1437,13 @@ impl Blt {
             ..loader.stack("patcher", &a.patcher, 0)?
         };
         loader.tensors.store = WeightArena::new(dtype);
-        let width = blueprint.patch_width();
-        let crosses = 0..blueprint.crosses();
+        let width = self.patch_width();
+        let crosses = 0..self.crosses();
         let tensors = &mut loader.tensors;
         let head = tensors.weight("head")?;
         let embedding = if a.tied { head.clone() } else { tensors.weight("encoder.embedding")? };
         let head = tensors.pack(&head, &[], a.decoder.dim)?;
-        Ok(Self {
+        Ok(Arc::new(Blt {
             compute: parts.settings.compute(),
             patch_vectors: a.patch_vectors,
             max_patch: a.max_patch,
@@ -1498,7 +1468,7 @@ impl Blt {
             decoder: loader.stack("decoder", &a.decoder, 0)?,
             pages: PagePool::new(parts.settings.memory_bytes),
             card,
-        })
+        }))
     }
 }
 

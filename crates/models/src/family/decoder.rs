@@ -14,13 +14,13 @@ use crate::{
     checkpoint::{self, Config},
     contract::{
         self, BoundaryOptions, Card, Cost, Document, KvMemory, Model, PageUse, ReplayStart, Scratch, SequenceRow,
-        State, StepStatus, SymbolBoundary, Want, advance, check_mode, document_ref, state_mut, state_ref,
+        State, StepStatus, SymbolBoundary, Want, advance, check_mode, state_mut, state_ref,
     },
     family::{
         Blueprint, Parts, TensorSpec,
         parts::{
-            self, Batch, Check, HeadWork, Loader, MemoryDocument, StackShape, StackSpec, check_feed, check_rollback,
-            first_logits, matrix, norm, with_status, work_mut,
+            self, Batch, Check, HeadWork, Loader, StackShape, StackSpec, check_feed, check_rollback, first_logits,
+            matrix, norm, with_status, work_mut,
         },
         settings::Bounds,
     },
@@ -146,13 +146,11 @@ impl DecoderState {
     }
 
     /// Returns a sequence without symbols that attends to a document. Fails for a document of another model.
-    pub(crate) fn of_document(document: &dyn Document, layout: PageLayout, pages: &Arc<PagePool>) -> Result<Self> {
-        let document: &MemoryDocument = document_ref(document)?;
-        if *document.memory.layout() != layout {
-            return Err(Error::Internal("a document of another model".into()));
-        }
+    pub(crate) fn of_document(document: &Document, layout: PageLayout, pages: &Arc<PagePool>) -> Result<Self> {
+        let memory = document.memory.downcast_ref().filter(|memory: &&KvCache| *memory.layout() == layout);
+        let memory = memory.ok_or_else(|| Error::Internal("a document of another model".into()))?;
         let cache = KvCache::new(layout, pages.clone());
-        Ok(Self::new(Arc::new(cache), Window::Full, Some(document.memory.clone())))
+        Ok(Self::new(Arc::new(cache), Window::Full, Some(memory.clone())))
     }
 
     /// True if no symbol is in flight.
@@ -257,10 +255,6 @@ pub struct Work {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     /// Sends every layer's intermediate results to `hook` from now on.
     pub fn watch(&mut self, hook: Hook) {
         self.stack.hook = Some(hook);
@@ -358,10 +352,6 @@ impl Model for Decoder {
         Ok(Box::new(DecoderState::new(start, self.stack.window, None)))
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch(Box::new(Work::default()))
-    }
-
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.feed_symbols(rows, which, work_mut(scratch)?)
     }
@@ -414,14 +404,21 @@ impl Decoder {
 
     /// Finish step: norm → logits, of the symbols whose logits are wanted. Fails as [`feed_symbols`](Self::feed_symbols) does.
     pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
-            if let Some(parameters) = &self.norm {
-                layer_norm(&self.compute, &mut work.head.wanted, parameters);
-            }
-            work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
-            set_finished(rows, unfinished)
-        })
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
+                if let Some(parameters) = &self.norm {
+                    layer_norm(&self.compute, &mut work.head.wanted, parameters);
+                }
+                work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
+                set_finished(rows, unfinished)
+            },
+        )
     }
 
     fn positions(&self, symbols: usize) -> usize {
@@ -498,14 +495,12 @@ pub struct Resolution {
 
 /// Feeds the symbols and measures the resolution. Fails for a model of another family, and if a step fails.
 pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
-    let mut scratch = model.scratch();
-    match work_mut::<Work>(&mut scratch) {
-        Ok(work) => work.stack.scores = Some(ScoresByDistance::default()),
-        Err(_) => {
-            let card = model.card();
-            return Err(Error::wrong_kind("attention resolution", &card.name, "is of the family decoder", &card.shape));
-        }
+    let card = model.card();
+    if card.family != "decoder" {
+        return Err(Error::wrong_kind("attention resolution", &card.name, "is of the family decoder", &card.shape));
     }
+    let mut scratch = model.scratch();
+    work_mut::<Work>(&mut scratch)?.stack.scores = Some(ScoresByDistance::default());
     let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default())?)];
     for chunk in symbols.chunks(CHUNK) {
         rows[0].set(chunk, Want::Nothing);
@@ -564,16 +559,9 @@ impl Blueprint for DecoderBlueprint {
         parts::table_numbers(&self.architecture.stack_shape())
     }
 
-    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(Decoder::load(self, parts)?))
-    }
-}
-
-impl Decoder {
-    /// Builds the model from checked weights. Fails if the settings ask for too many symbols or too little memory.
-    pub fn load(blueprint: &DecoderBlueprint, mut parts: Parts) -> Result<Self> {
-        let card = parts.card("decoder", blueprint)?;
-        let a = &blueprint.architecture;
+    fn build(&self, mut parts: Parts) -> Result<Arc<dyn Model>> {
+        let card = parts.card("decoder", self)?;
+        let a = &self.architecture;
         let dtype = parts.settings.dtype;
         let mut loader = Loader::new(&mut parts.weights, a.stack_shape(), a.layer_norm_eps, dtype)?;
         let stack = loader.stack(&StackSpec {
@@ -582,7 +570,7 @@ impl Decoder {
             output: 0,
             window: a.window,
             order: NormOrder::Pre,
-            positions: card.max_symbols + blueprint.lead(),
+            positions: card.max_symbols + self.lead(),
         })?;
         let mut tensors = loader.tensors;
         let norm = Some(tensors.layer_norm("norm")?);
@@ -594,15 +582,17 @@ impl Decoder {
         }
         let compute = parts.settings.compute();
         let pages = PagePool::new(parts.settings.memory_bytes);
-        let mut model = Self { card, compute, embedding, stack, norm, head, start: None, pages, own_bytes: 0 };
+        let mut model = Decoder { card, compute, embedding, stack, norm, head, start: None, pages, own_bytes: 0 };
         if let Some(specials) = model.card.vocabulary.specials() {
             model.start = Some(model.feed_start(specials.start)?);
             model.own_bytes = model.pages.in_use();
             model.card.first_logits = Some(first_logits(&model)?);
         }
-        Ok(model)
+        Ok(Arc::new(model))
     }
+}
 
+impl Decoder {
     /// Feeds the start symbol to an empty sequence.
     fn feed_start(&self, symbol: u32) -> Result<StartState> {
         let mut rows = [SequenceRow::new(self.begin(BoundaryOptions::default())?)];

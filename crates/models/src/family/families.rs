@@ -1,6 +1,6 @@
 //! The table of model families: a new family is a file and a line here.
 
-use crate::checkpoint::Config;
+use crate::checkpoint::{Config, require};
 #[cfg(feature = "candle")]
 use crate::family::hugging_face;
 use crate::family::{Blueprint, Reader, blt, decoder, hnet, hourglass, lslm, pyramidion, t5};
@@ -27,18 +27,13 @@ pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
             let blueprint = read(config, file)?;
             if !blueprint.reads_documents() {
                 let vocabulary = config.vocabulary(file)?;
-                if vocabulary.is_subword() && !blueprint.reads_tokens() {
-                    let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
-                    return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
-                }
-                if vocabulary.is_sparse() {
-                    let expected = "no `size` next to `bytes`: every id of this family's vocabulary has a meaning";
-                    return Err(Error::checkpoint(file, "vocabulary", expected, "ids without text"));
-                }
-                if config.generation.is_some() {
-                    let expected = "nothing: this family writes no summaries";
-                    return Err(Error::checkpoint(file, "generation", expected, "generation options"));
-                }
+                let fits = !vocabulary.is_subword() || blueprint.reads_tokens();
+                let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
+                require(fits, file, "vocabulary", expected, "pieces of a tokenizer")?;
+                let expected = "no `size` next to `bytes`: every id of this family's vocabulary has a meaning";
+                require(!vocabulary.is_sparse(), file, "vocabulary", expected, "ids without text")?;
+                let expected = "nothing: this family writes no summaries";
+                require(config.generation.is_none(), file, "generation", expected, "generation options")?;
             }
             Ok(blueprint)
         }

@@ -11,7 +11,7 @@
 //! In reading order: [`Architecture`]; [`HnetState`], one sequence, which snapshots make rewindable; [`Hnet`], the weights and the
 //! steps; the passes through the stages; loading; random weights for `weir init`.
 
-use crate::checkpoint::{self, Column, Config, Init};
+use crate::checkpoint::{self, Column, Config, Init, require};
 use crate::contract::{
     BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepCost,
     StepStatus, SymbolBoundary, check_mode, state_mut, state_ref,
@@ -627,12 +627,6 @@ impl State for HnetState {
         }
     }
 
-    fn bytes(&self) -> usize {
-        let mut bytes = 0;
-        self.pages(&mut |page| bytes += page.bytes);
-        bytes
-    }
-
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         let cached = self.stacks.iter().flat_map(|stack| stack.cache.pages());
         let current = self.stacks.iter().filter_map(|stack| stack.memory.page());
@@ -674,12 +668,6 @@ struct Work {
     pass: PassWork,
     chosen: Vec<usize>,
     head: HeadWork,
-}
-
-impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
 }
 
 /// Vectors of one stage in a step. D = width.
@@ -789,51 +777,66 @@ impl Model for Hnet {
     /// Segment step, for rows at which chunks begin: the stages inside.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, Work { stages, pass, .. }| {
-            let inner = &mut stages[1..];
-            let dim = self.dim(0);
-            inner[0].positions.clear();
-            inner[0].symbols.clear();
-            inner[0].x.clear();
-            for &index in waiting {
-                let state = state(rows, index)?;
-                let first = state.stacks[1].cache.len();
-                for (chunk, vector) in state.flight.chunks.chunks_exact(dim).enumerate() {
-                    inner[0].positions.push(Position { sequence: index, index: first + chunk });
-                    self.push_padded(1, vector, &mut inner[0].x);
+        with_status(
+            StepStatus::Waiting,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, waiting, work| {
+                let Work { stages, pass, .. } = work;
+                let inner = &mut stages[1..];
+                let dim = self.dim(0);
+                inner[0].positions.clear();
+                inner[0].symbols.clear();
+                inner[0].x.clear();
+                for &index in waiting {
+                    let state = state(rows, index)?;
+                    let first = state.stacks[1].cache.len();
+                    for (chunk, vector) in state.flight.chunks.chunks_exact(dim).enumerate() {
+                        inner[0].positions.push(Position { sequence: index, index: first + chunk });
+                        self.push_padded(1, vector, &mut inner[0].x);
+                    }
+                    let fed = (state.computed..).zip(&state.flight.probabilities);
+                    let begun = fed.filter(|(_, probability)| begins_chunk(**probability));
+                    inner[0].symbols.extend(begun.map(|(position, _)| position.checked_sub(state.ready)));
                 }
-                let fed = (state.computed..).zip(&state.flight.probabilities);
-                let begun = fed.filter(|(_, probability)| begins_chunk(**probability));
-                inner[0].symbols.extend(begun.map(|(position, _)| position.checked_sub(state.ready)));
-            }
-            self.run_stage(1, rows, inner, pass)?; // (chunks, D of the next stage)
-            let outputs = inner[0].x.chunks_exact(self.dim(1));
-            for (position, output) in inner[0].positions.iter().zip(outputs) {
-                state(rows, position.sequence)?.flight.outputs.extend_from_slice(&output[..dim]);
-            }
-            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-            Ok(())
-        })
+                self.run_stage(1, rows, inner, pass)?; // (chunks, D of the next stage)
+                let outputs = inner[0].x.chunks_exact(self.dim(1));
+                for (position, output) in inner[0].positions.iter().zip(outputs) {
+                    state(rows, position.sequence)?.flight.outputs.extend_from_slice(&output[..dim]);
+                }
+                waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+                Ok(())
+            },
+        )
     }
 
     /// Finish step: moving average + residual → decoder → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            let Work { stages, pass, head, .. } = work;
-            let own = &mut stages[0];
-            self.gather_averages(rows, unfinished, own)?;
-            self.run_stack(self.decoder(0), 0, rows, own, pass)?; // (symbols, D)
-            let dim = self.dim(0);
-            head.wanted.clear();
-            let mut end = 0;
-            for &index in unfinished {
-                end += own.positions[end..].iter().take_while(|position| position.sequence == index).count();
-                head.wanted.extend_from_slice(&own.x[(end - rows[index].wanted()) * dim..end * dim]);
-                state(rows, index)?.finish_flight();
-            }
-            head.deliver(&self.head, &self.compute, &mut pass.quantized, rows, unfinished)
-        })
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                let Work { stages, pass, head, .. } = work;
+                let own = &mut stages[0];
+                self.gather_averages(rows, unfinished, own)?;
+                self.run_stack(self.decoder(0), 0, rows, own, pass)?; // (symbols, D)
+                let dim = self.dim(0);
+                head.wanted.clear();
+                let mut end = 0;
+                for &index in unfinished {
+                    end += own.positions[end..].iter().take_while(|position| position.sequence == index).count();
+                    head.wanted.extend_from_slice(&own.x[(end - rows[index].wanted()) * dim..end * dim]);
+                    state(rows, index)?.finish_flight();
+                }
+                head.deliver(&self.head, &self.compute, &mut pass.quantized, rows, unfinished)
+            },
+        )
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -1203,18 +1206,10 @@ impl Hnet {
 pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
-    if vocabulary.specials().is_some() {
-        let expected = "nothing: an H-Net has no segment marks";
-        return Err(Error::checkpoint(file, "vocabulary.specials", expected, "special symbols"));
-    }
-    if vocabulary.end_byte().is_some() {
-        return Err(Error::checkpoint(
-            file,
-            "vocabulary.start",
-            "the mark before a text, as there is an `end`",
-            "nothing",
-        ));
-    }
+    let expected = "nothing: an H-Net has no segment marks";
+    require(vocabulary.specials().is_none(), file, "vocabulary.specials", expected, "special symbols")?;
+    let expected = "the mark before a text, as there is an `end`";
+    require(vocabulary.end_byte().is_none(), file, "vocabulary.start", expected, "nothing")?;
     let mut blueprint = HnetBlueprint::new(architecture, vocabulary.len(), file)?;
     blueprint.beginnings = beginnings(&vocabulary, blueprint.levels(), blueprint.architecture.stages[0].dim);
     Ok(Box::new(blueprint))
@@ -1257,8 +1252,32 @@ impl Blueprint for HnetBlueprint {
         format!("{}, {levels} {unit} of dynamic chunking", stages.join(", "))
     }
 
-    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(Hnet::load(self, parts)?))
+    fn build(&self, mut parts: Parts) -> Result<Arc<dyn Model>> {
+        let mut card = parts.card("hnet", self)?;
+        card.pooled = true;
+        card.begins_chunks = true;
+        card.boundary_modes = vec![BoundaryMode::Threshold];
+        let a = &self.architecture;
+        let mut builder = Builder {
+            blueprint: self,
+            tensors: Tensors::new(&mut parts.weights, a.norm_eps, parts.settings.dtype),
+            exact: WeightArena::new(Dtype::F32),
+            positions: card.max_symbols,
+        };
+        let mut padding = Vec::new();
+        for stage in 0..a.stages.len() {
+            padding.push(match self.padding(stage) {
+                0 => Vec::new(),
+                _ => builder.tensors.weights.take(&format!("stages.{stage}.padding"))?,
+            });
+        }
+        let stacks = self.stacks.iter().map(|stack| builder.stack(stack)).collect::<Result<Vec<_>>>()?;
+        let chunking = (0..self.levels()).map(|stage| builder.chunking(stage)).collect::<Result<Vec<_>>>()?;
+        let embedding = builder.tensors.weight("embedding")?;
+        let head = builder.tensors.head(a.tied.then_some(&embedding), "head", a.stages[0].dim)?;
+        let compute = parts.settings.compute();
+        let pages = PagePool::new(parts.settings.memory_bytes);
+        Ok(Arc::new(Hnet { card, compute, embedding, padding, stacks, chunking, head, pages }))
     }
 }
 
@@ -1298,37 +1317,6 @@ fn stack_tensors(out: &mut Vec<TensorSpec>, stack: &StackConfig, stage: &StageCo
         }
     }
     out.push(rms(format!("stages.{}.{}.norm.weight", stack.stage, stack.name), dim));
-}
-
-impl Hnet {
-    /// Builds the model from checked weights. Fails if memory runs out, or the settings ask for too many symbols.
-    pub fn load(blueprint: &HnetBlueprint, mut parts: Parts) -> Result<Self> {
-        let mut card = parts.card("hnet", blueprint)?;
-        card.pooled = true;
-        card.begins_chunks = true;
-        card.boundary_modes = vec![BoundaryMode::Threshold];
-        let a = &blueprint.architecture;
-        let mut builder = Builder {
-            blueprint,
-            tensors: Tensors::new(&mut parts.weights, a.norm_eps, parts.settings.dtype),
-            exact: WeightArena::new(Dtype::F32),
-            positions: card.max_symbols,
-        };
-        let mut padding = Vec::new();
-        for stage in 0..a.stages.len() {
-            padding.push(match blueprint.padding(stage) {
-                0 => Vec::new(),
-                _ => builder.tensors.weights.take(&format!("stages.{stage}.padding"))?,
-            });
-        }
-        let stacks = blueprint.stacks.iter().map(|stack| builder.stack(stack)).collect::<Result<Vec<_>>>()?;
-        let chunking = (0..blueprint.levels()).map(|stage| builder.chunking(stage)).collect::<Result<Vec<_>>>()?;
-        let embedding = builder.tensors.weight("embedding")?;
-        let head = builder.tensors.head(a.tied.then_some(&embedding), "head", a.stages[0].dim)?;
-        let compute = parts.settings.compute();
-        let pages = PagePool::new(parts.settings.memory_bytes);
-        Ok(Self { card, compute, embedding, padding, stacks, chunking, head, pages })
-    }
 }
 
 struct Builder<'a> {

@@ -8,14 +8,14 @@
 //! In reading order: [`Architecture`]; the embeddings of n-grams; [`HourglassState`], one sequence; [`Work`], a thread's buffers;
 //! [`Hourglass`], the weights and the three steps; the functions that move vectors between states and buffers; loading.
 
-use crate::checkpoint::{self, Config, Weights};
+use crate::checkpoint::{self, Config, Weights, require};
 use crate::contract::{
     BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, Noise, PageUse, ReplayStart, Scratch, SequenceRow,
     SkippedSegments, State, StepCost, StepStatus, SymbolBoundary, Want, advance, check_mode, state_mut, state_ref,
 };
 use crate::family::parts::{
-    self, Batch, Check, HeadWork, Loader, StackShape, StackSpec, Watcher, check_feed, check_rollback,
-    clone_with_capacity, linear, matrix, norm, watch, with_status, work_mut,
+    self, Batch, Check, HeadWork, Loader, StackCaches, StackOf, StackShape, StackSpec, Watcher, check_feed,
+    check_rollback, clone_with_capacity, linear, matrix, norm, watch, with_status, work_mut,
 };
 use crate::family::settings::Bounds;
 use crate::family::{Blueprint, Parts, TensorSpec};
@@ -206,9 +206,7 @@ pub struct NgramConfig {
 const MAX_TABLES: usize = 8;
 
 const MIN_SIZE: usize = 2;
-
 const MAX_SIZE: usize = 16;
-
 const MAX_ROWS: usize = 1 << 24;
 
 impl NgramConfig {
@@ -879,7 +877,6 @@ pub struct Work {
     noise: Vec<Option<f32>>,
     /// Each position, counted from the start of its stream.
     stream_positions: Vec<usize>,
-    /// The boundary decision at each position.
     decisions: Vec<BoundaryDecision>,
     /// Symbols of each row's feed that the current stack has processed.
     processed: Vec<usize>,
@@ -890,43 +887,16 @@ pub struct Work {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     fn show(&mut self, stage: HourglassStage) {
         watch(&mut self.watcher, stage, &self.batch.positions, &self.batch.x);
     }
 }
 
-/// The caches of one stack, in the states of a step's rows.
-struct StackCaches<'a, const STACK: usize>(&'a mut [SequenceRow]);
-
-const PRE: usize = 0;
-
-const MIDDLE: usize = 1;
-
-const POST: usize = 2;
-
-impl<const STACK: usize> Caches for StackCaches<'_, STACK> {
-    fn cache(&self, sequence: usize) -> Result<&KvCache> {
-        let state: &HourglassState = state_ref(&*self.0[sequence].state)?;
-        Ok(match STACK {
-            PRE => &state.pre,
-            MIDDLE => &state.pooled()?.middle,
-            _ => &state.pooled()?.post,
-        })
-    }
-
-    fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache> {
-        let state = state(self.0, sequence)?;
-        Ok(match STACK {
-            PRE => &mut state.pre,
-            MIDDLE => &mut state.pooled_mut()?.middle,
-            _ => &mut state.pooled_mut()?.post,
-        })
-    }
-}
+const PRE: StackOf<HourglassState> = StackOf(|state| Ok(&state.pre), |state| Ok(&mut state.pre));
+const MIDDLE: StackOf<HourglassState> =
+    StackOf(|state| Ok(&state.pooled()?.middle), |state| Ok(&mut state.pooled_mut()?.middle));
+const POST: StackOf<HourglassState> =
+    StackOf(|state| Ok(&state.pooled()?.post), |state| Ok(&mut state.pooled_mut()?.post));
 
 /// Buffers of the steps of the entropy model, whose entropies place boundaries.
 #[derive(Default)]
@@ -1036,10 +1006,6 @@ impl Model for Hourglass {
         }))
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch(Box::new(Work::default()))
-    }
-
     /// Symbol step: embed → pre stack → boundaries → pool.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
@@ -1047,51 +1013,73 @@ impl Model for Hourglass {
         let embedding = Embedding { weight: &self.embedding, dim: self.head.inputs(), ngrams: self.ngrams.as_ref() };
         while gather_symbols(&self.pre, rows, which, work)? {
             embed(&embedding, rows, work)?; // (symbols, D)
-            let caches = &mut StackCaches::<PRE>(rows);
+            let caches = &mut StackCaches(rows, PRE);
             self.pre.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (symbols, D)
             work.show(HourglassStage::PreOutput);
             decide_boundaries(&self.boundaries, &self.compute, rows, work)?; // (symbols)
             pool_closed(self.pooled.as_ref().map(|pooled| pooled.pooling), rows, which, work)?; // (closed segments, D)
         }
-        set_fed_status(rows, which)
+        for &index in which {
+            let waits = state(rows, index)?.needs_segment_step();
+            rows[index].status = if waits { StepStatus::Waiting } else { StepStatus::Unfinished };
+        }
+        Ok(())
     }
 
     /// Segment step, for rows that closed a segment: pooled vectors → norm → middle stack.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         let Some(PooledWeights { norm: pool_norm, middle, .. }) = &self.pooled else { return Ok(()) };
-        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
-            keep_last_closed(rows, waiting)?;
-            while gather_segments(middle, rows, waiting, work)? {
-                layer_norm(&self.compute, &mut work.batch.x, pool_norm); // (segments, D)
-                work.show(HourglassStage::PooledNormed);
-                let caches = &mut StackCaches::<MIDDLE>(rows);
-                middle.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (segments, D)
-                scatter_middle(rows, work)?;
-            }
-            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-            Ok(())
-        })
+        with_status(
+            StepStatus::Waiting,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, waiting, work| {
+                keep_last_closed(rows, waiting)?;
+                while gather_segments(middle, rows, waiting, work)? {
+                    layer_norm(&self.compute, &mut work.batch.x, pool_norm); // (segments, D)
+                    work.show(HourglassStage::PooledNormed);
+                    let caches = &mut StackCaches(rows, MIDDLE);
+                    middle.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (segments, D)
+                    scatter_middle(rows, work)?;
+                }
+                waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+                Ok(())
+            },
+        )
     }
 
     /// Finish step: upsample + residual → post stack → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            if let Some(PooledWeights { post, .. }) = &self.pooled {
-                count_post(rows, unfinished, work)?;
-                while gather_upsampled(post, rows, unfinished, work)? {
-                    select_wanted(rows, work)?;
-                    let Work { batch, wanted, stack, .. } = &mut *work;
-                    let caches = &mut StackCaches::<POST>(rows);
-                    post.forward_wanted(&self.compute, &mut batch.x, &batch.positions, wanted, caches, stack)?; // (wanted, D)
-                    scatter_post(rows, unfinished, work)?;
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                if let Some(PooledWeights { post, .. }) = &self.pooled {
+                    count_post(rows, unfinished, work)?;
+                    while gather_upsampled(post, rows, unfinished, work)? {
+                        select_wanted(rows, work)?;
+                        let Work { batch, wanted, stack, .. } = &mut *work;
+                        let caches = &mut StackCaches(rows, POST);
+                        post.forward_wanted(&self.compute, &mut batch.x, &batch.positions, wanted, caches, stack)?; // (wanted, D)
+                        scatter_post(rows, unfinished, work)?;
+                    }
                 }
-            }
-            gather_wanted(rows, unfinished, work)?; // (wanted, D)
-            work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
-            finish_rows(rows, unfinished)
-        })
+                gather_wanted(rows, unfinished, work)?; // (wanted, D)
+                work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
+                for &index in unfinished {
+                    let state = state(rows, index)?;
+                    state.finished = state.pre.len();
+                }
+                Ok(())
+            },
+        )
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -1288,15 +1276,6 @@ fn pool_segment(pooling: Pooling, pre: &KvCache, symbols: RangeInclusive<usize>,
     pooling.pool((from..=*symbols.end()).map(|t| pre.output(t)), out);
 }
 
-/// Rows that closed a segment wait for their segment step; all others can be finished.
-fn set_fed_status(rows: &mut [SequenceRow], which: &[usize]) -> Result<()> {
-    for &index in which {
-        let waits = state(rows, index)?.needs_segment_step();
-        rows[index].status = if waits { StepStatus::Waiting } else { StepStatus::Unfinished };
-    }
-    Ok(())
-}
-
 /// Copies the middle stack's last output, which symbols in flight before the first new segment end still see.
 fn keep_last_closed(rows: &mut [SequenceRow], waiting: &[usize]) -> Result<()> {
     for &index in waiting {
@@ -1424,24 +1403,13 @@ fn gather_wanted(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> 
     Ok(())
 }
 
-/// Records that no symbol of these rows is in flight any more.
-fn finish_rows(rows: &mut [SequenceRow], which: &[usize]) -> Result<()> {
-    for &index in which {
-        let state = state(rows, index)?;
-        state.finished = state.pre.len();
-    }
-    Ok(())
-}
-
 // Loading: tensors in the names of docs/checkpoints.md, and the model that they make.
 
 pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
-    if vocabulary.specials().is_some() {
-        let expected = "nothing: an hourglass has no special symbols";
-        return Err(Error::checkpoint(file, "vocabulary.specials", expected, "special symbols"));
-    }
+    let expected = "nothing: an hourglass has no special symbols";
+    require(vocabulary.specials().is_none(), file, "vocabulary.specials", expected, "special symbols")?;
     let blueprint = HourglassBlueprint { architecture, symbols: vocabulary.len() };
     blueprint.validate(&vocabulary, file)?;
     parts::trained_within(blueprint.architecture.position, config, file)?;
@@ -1520,21 +1488,14 @@ impl Blueprint for HourglassBlueprint {
         parts::table_numbers(&self.architecture.stack_shape())
     }
 
-    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(Hourglass::load(self, parts)?))
-    }
-}
-
-impl Hourglass {
-    /// Builds the model from checked weights. Fails if key-value memory is too small for the null group.
-    pub fn load(blueprint: &HourglassBlueprint, mut parts: Parts) -> Result<Self> {
-        let mut card = parts.card("hourglass", blueprint)?;
+    fn build(&self, mut parts: Parts) -> Result<Arc<dyn Model>> {
+        let mut card = parts.card("hourglass", self)?;
         let compute = parts.settings.compute();
         let pages = PagePool::new(parts.settings.memory_bytes);
-        let eps = blueprint.architecture.layer_norm_eps;
-        let loader = Loader::new(&mut parts.weights, blueprint.architecture.stack_shape(), eps, parts.settings.dtype)?;
-        let mut builder = Builder { blueprint, loader, max_symbols: card.max_symbols };
-        let pre = builder.stack("pre", blueprint.architecture.layers.pre)?;
+        let eps = self.architecture.layer_norm_eps;
+        let loader = Loader::new(&mut parts.weights, self.architecture.stack_shape(), eps, parts.settings.dtype)?;
+        let mut builder = Builder { blueprint: self, loader, max_symbols: card.max_symbols };
+        let pre = builder.stack("pre", self.architecture.layers.pre)?;
         let pooled = builder.pooled(&compute, &pages)?;
         let boundaries = builder.boundaries(&card.vocabulary)?;
         if let Boundaries::Learned(_) = boundaries {
@@ -1542,8 +1503,8 @@ impl Hourglass {
         }
         card.pooled = pooled.is_some();
         let load_ngrams = |ngrams: &NgramConfig| Ngrams::load(ngrams, builder.loader.tensors.weights);
-        let ngrams = blueprint.architecture.ngrams.as_ref().map(load_ngrams).transpose()?;
-        Ok(Self {
+        let ngrams = self.architecture.ngrams.as_ref().map(load_ngrams).transpose()?;
+        Ok(Arc::new(Hourglass {
             card,
             compute,
             embedding: builder.loader.tensors.weight("embedding")?,
@@ -1555,7 +1516,7 @@ impl Hourglass {
             head: builder.loader.tensors.linear(&["head"])?,
             own_bytes: pages.in_use(),
             pages,
-        })
+        }))
     }
 }
 

@@ -10,14 +10,14 @@
 //! In reading order: [`Architecture`]; [`LslmState`], one sequence; [`Work`], a thread's buffers; [`Lslm`], the weights and the
 //! three steps; the functions that move vectors between states and buffers, for the encoders and for the decoder; loading.
 
-use crate::checkpoint::{self, Config};
+use crate::checkpoint::{self, Config, require};
 use crate::contract::{
     self, BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
     SymbolBoundary, Want, check_mode, state_mut, state_ref,
 };
 use crate::family::parts::{
-    self, Batch, Check, Tensors, Watcher, check_feed, check_rollback, clone_with_capacity, deliver_logits,
-    first_logits, watch, with_status, work_mut,
+    self, Batch, Check, StackCaches, StackOf, Tensors, Watcher, check_feed, check_rollback, clone_with_capacity,
+    deliver_logits, first_logits, watch, with_status, work_mut,
 };
 use crate::family::t5_layers::{T5LayerShape, matrix, norm};
 use crate::family::{Blueprint, Parts, TensorSpec};
@@ -118,15 +118,7 @@ pub enum Widths {
     FirstLayer,
 }
 
-impl Widths {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Equal => "equal",
-            Self::Projection => "projection",
-            Self::FirstLayer => "first-layer",
-        }
-    }
-}
+weir_kernels::named!(Widths { Equal: "equal", Projection: "projection", FirstLayer: "first-layer" });
 
 /// Ends segments of generated text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -515,10 +507,6 @@ pub struct Work {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     /// Provides at least `count` spare caches, all of them empty.
     fn clear_spare_caches(&mut self, count: usize, layout: PageLayout) {
         let pages = self.spare_pages.get_or_insert_with(|| PagePool::new(usize::MAX));
@@ -534,24 +522,8 @@ impl Work {
     }
 }
 
-/// The caches of one encoder, in the states of a step's rows.
-struct EncoderCaches<'a, const STACK: usize>(&'a mut [SequenceRow]);
-
-const TOKEN: usize = 0;
-
-const CONTEXT: usize = 1;
-
-impl<const STACK: usize> Caches for EncoderCaches<'_, STACK> {
-    fn cache(&self, sequence: usize) -> Result<&KvCache> {
-        let state: &LslmState = state_ref(&*self.0[sequence].state)?;
-        Ok(if STACK == TOKEN { &state.token } else { &state.context })
-    }
-
-    fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache> {
-        let state = state(self.0, sequence)?;
-        Ok(if STACK == TOKEN { &mut state.token } else { &mut state.context })
-    }
-}
+const TOKEN: StackOf<LslmState> = StackOf(|state| Ok(&state.token), |state| Ok(&mut state.token));
+const CONTEXT: StackOf<LslmState> = StackOf(|state| Ok(&state.context), |state| Ok(&mut state.context));
 
 fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut LslmState> {
     state_mut(&mut *rows[index].state)
@@ -599,10 +571,6 @@ impl Model for Lslm {
         Ok(Box::new(LslmState::new(self.start.clone(), decoder)))
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch(Box::new(Work::default()))
-    }
-
     /// Symbol step: token encoder → boundary predictor → segment ends. Symbols with boundaries are read in the segment step.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
@@ -615,31 +583,49 @@ impl Model for Lslm {
     /// Segment step: token encoder for symbols not yet read → pool → context encoder → the decoder's keys and values.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
-            gather_closed_symbols(rows, waiting, work)?;
-            self.encode_symbols(rows, work)?; // (symbols, D)
-            pool_segments(self.pooling, self.width(), rows, waiting, work)?; // (segments, D)
-            self.encode_segments(rows, work)?; // (segments, C)
-            set_summarized(rows, waiting)
-        })
+        with_status(
+            StepStatus::Waiting,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, waiting, work| {
+                gather_closed_symbols(rows, waiting, work)?;
+                self.encode_symbols(rows, work)?; // (symbols, D)
+                pool_segments(self.pooling, self.width(), rows, waiting, work)?; // (segments, D)
+                self.encode_segments(rows, work)?; // (segments, C)
+                for &index in waiting {
+                    state(rows, index)?.count_agreed();
+                    rows[index].status = StepStatus::Unfinished;
+                }
+                Ok(())
+            },
+        )
     }
 
     /// Finish step: segment decoder, with cross-attention to the closed segments → logits, some dozens of segments at a time.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            reserve_wanted(self.head.inputs(), rows, unfinished, work);
-            while gather_closed_segments(self.decoder.layout, rows, unfinished, work)? {
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                reserve_wanted(self.head.inputs(), rows, unfinished, work);
+                while gather_closed_segments(self.decoder.layout, rows, unfinished, work)? {
+                    self.decode_segments(rows, work)?;
+                }
+                gather_open_segments(rows, unfinished, work)?;
                 self.decode_segments(rows, work)?;
-            }
-            gather_open_segments(rows, unfinished, work)?;
-            self.decode_segments(rows, work)?;
-            self.apply_head(work, true); // (closed segments, V)
-            end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
-            self.apply_head(work, false); // (wanted, V)
-            deliver_logits(rows, unfinished, &work.logits, self.head.outputs())?;
-            finish_rows(rows, unfinished)
-        })
+                self.apply_head(work, true); // (closed segments, V)
+                end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
+                self.apply_head(work, false); // (wanted, V)
+                deliver_logits(rows, unfinished, &work.logits, self.head.outputs())?;
+                finish_rows(rows, unfinished)
+            },
+        )
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -688,7 +674,7 @@ impl Lslm {
         if work.batch.positions.is_empty() {
             return Ok(());
         }
-        let caches = &mut EncoderCaches::<TOKEN>(rows);
+        let caches = &mut StackCaches(rows, TOKEN);
         self.token.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?;
         work.show(LslmStage::Token);
         self.predictor.logits(&self.compute, &work.batch.x, &mut work.predictor, &mut work.boundary_logits); // (symbols)
@@ -703,7 +689,7 @@ impl Lslm {
             let x = sized(&mut work.batch.x, work.batch.positions.len() * projection.outputs());
             projection.apply(&self.compute, &work.unprojected, Epilogue::None, &mut work.stack.quantized, x); // (segments, C)
         }
-        let caches = &mut EncoderCaches::<CONTEXT>(rows);
+        let caches = &mut StackCaches(rows, CONTEXT);
         self.context.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (segments, C)
         work.show(LslmStage::Context);
         let positions = &work.batch.positions;
@@ -711,7 +697,12 @@ impl Lslm {
             let position = positions[index];
             state(rows, position.sequence)?.memory.write(layer, position.index, keys, values)
         })?;
-        advance_segments(rows, positions)
+        for position in positions {
+            let state = state(rows, position.sequence)?;
+            state.context.advance(1);
+            state.memory.advance(1);
+        }
+        Ok(())
     }
 
     /// Decoder over the segments' positions in `work.runs`.
@@ -886,25 +877,6 @@ fn pool_segments(
         Ok(())
     })?;
     work.show(LslmStage::Pooled);
-    Ok(())
-}
-
-/// Records that context encoder and decoder memory hold the segments at `positions`.
-fn advance_segments(rows: &mut [SequenceRow], positions: &[Position]) -> Result<()> {
-    for position in positions {
-        let state = state(rows, position.sequence)?;
-        state.context.advance(1);
-        state.memory.advance(1);
-    }
-    Ok(())
-}
-
-/// Ends the segment step: the rows can be finished.
-fn set_summarized(rows: &mut [SequenceRow], waiting: &[usize]) -> Result<()> {
-    for &index in waiting {
-        state(rows, index)?.count_agreed();
-        rows[index].status = StepStatus::Unfinished;
-    }
     Ok(())
 }
 
@@ -1115,10 +1087,8 @@ fn finish_rows(rows: &mut [SequenceRow], which: &[usize]) -> Result<()> {
 pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
-    if vocabulary.specials().is_none() {
-        let expected = "the ids of the model's special symbols";
-        return Err(Error::checkpoint(file, "vocabulary.specials", expected, "nothing"));
-    }
+    let expected = "the ids of the model's special symbols";
+    require(vocabulary.specials().is_some(), file, "vocabulary.specials", expected, "nothing")?;
     let blueprint = LslmBlueprint { architecture, symbols: vocabulary.len() };
     blueprint.validate(file)?;
     Ok(Box::new(blueprint))
@@ -1174,41 +1144,35 @@ impl Blueprint for LslmBlueprint {
         tables.into_iter().fold(0, usize::saturating_add)
     }
 
-    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(Lslm::load(self, parts)?))
-    }
-}
-
-impl Lslm {
-    /// Builds the model from checked weights. Fails if key-value memory is too small for the start symbol.
-    pub fn load(blueprint: &LslmBlueprint, mut parts: Parts) -> Result<Self> {
-        let mut card = parts.card("lslm", blueprint)?;
-        card.boundary_modes = blueprint.architecture.driver.modes();
+    fn build(&self, mut parts: Parts) -> Result<Arc<dyn Model>> {
+        let mut card = parts.card("lslm", self)?;
+        card.boundary_modes = self.architecture.driver.modes();
         card.pooled = true;
         let pages = PagePool::new(parts.settings.memory_bytes);
         let specials = card.vocabulary.specials();
-        let eps = blueprint.architecture.norm_eps;
-        let tensors = Tensors::new(&mut parts.weights, eps, parts.settings.dtype);
-        let mut loader = Loader { blueprint, tensors };
-        let [token_embedding, decoder_embedding] = loader.embeddings()?;
-        let token = loader.stack("token", &blueprint.architecture.token)?;
-        let context = loader.stack("context", &blueprint.architecture.context)?;
-        let decoder = loader.stack("decoder", &blueprint.architecture.decoder)?;
-        let (head, head_scale) = loader.head(&decoder_embedding)?;
+        let a = &self.architecture;
+        let tensors = &mut Tensors::new(&mut parts.weights, a.norm_eps, parts.settings.dtype);
+        let [token_embedding, decoder_embedding] = self.embeddings(tensors)?;
+        let token = self.stack(tensors, "token", &a.token)?;
+        let context = self.stack(tensors, "context", &a.context)?;
+        let decoder = self.stack(tensors, "decoder", &a.decoder)?;
+        let (head, head_scale) = self.head(tensors, &decoder_embedding)?;
+        let [hidden, output] = [tensors.weight("boundary.hidden")?, tensors.weight("boundary.output")?];
+        let projects = a.widths == Widths::Projection;
         // the memory's keys have the decoder's heads, and are stored as its own
         let memory = PageLayout { output: 0, ..decoder.layout };
         let cache = |layout| KvCache::new(layout, pages.clone());
         let start = StartCaches { token: cache(token.layout), context: cache(context.layout), memory: cache(memory) };
-        let mut model = Self {
+        let mut model = Lslm {
             card,
             compute: parts.settings.compute(),
             specials: specials.ok_or_else(|| Error::Internal("a vocabulary without special symbols".into()))?,
             token_embedding,
             decoder_embedding,
             token,
-            predictor: loader.predictor()?,
-            pooling: blueprint.architecture.pooling,
-            projection: loader.projection()?,
+            predictor: Summed::new(&hidden, &output, a.boundaries.hidden, a.boundaries.threshold)?,
+            pooling: a.pooling,
+            projection: projects.then(|| tensors.matrix(&["context.projection"], a.token.dim)).transpose()?,
             context,
             decoder,
             head,
@@ -1221,9 +1185,11 @@ impl Lslm {
         model.start = model.read_start()?;
         model.own_bytes = model.pages.in_use();
         model.card.first_logits = Some(first_logits(&model)?);
-        Ok(model)
+        Ok(Arc::new(model))
     }
+}
 
+impl Lslm {
     /// Reads the start symbol into an empty sequence: it is a segment by itself.
     fn read_start(&self) -> Result<StartCaches> {
         let mut work = Work::default();
@@ -1233,7 +1199,7 @@ impl Lslm {
         [token, context, memory].into_iter().try_for_each(|cache| cache.reserve(1))?;
         work.batch.positions.push(Position { sequence: 0, index: 0 });
         work.batch.embed(&self.token_embedding, self.width(), &[self.specials.start]); // (1, D)
-        let caches = &mut EncoderCaches::<TOKEN>(rows);
+        let caches = &mut StackCaches(rows, TOKEN);
         self.token.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (1, D)
         let token = &mut state(rows, 0)?.token;
         token.write_output(0, &work.batch.x)?;
@@ -1244,29 +1210,23 @@ impl Lslm {
     }
 }
 
-struct Loader<'a> {
-    blueprint: &'a LslmBlueprint,
-    tensors: Tensors<'a>,
-}
-
-impl Loader<'_> {
+impl LslmBlueprint {
     /// Embeddings of token encoder, (V, D), and decoder, (V, E).
-    fn embeddings(&mut self) -> Result<[Arc<[f32]>; 2]> {
-        if self.blueprint.architecture.shared_embedding {
-            let shared: Arc<[f32]> = self.tensors.weight("embedding")?.into();
+    fn embeddings(&self, tensors: &mut Tensors<'_>) -> Result<[Arc<[f32]>; 2]> {
+        if self.architecture.shared_embedding {
+            let shared: Arc<[f32]> = tensors.weight("embedding")?.into();
             return Ok([shared.clone(), shared]);
         }
-        let mut table = |name: &str| self.tensors.weight(name).map(Arc::from);
+        let mut table = |name: &str| tensors.weight(name).map(Arc::from);
         Ok([table("token.embedding")?, table("decoder.embedding")?])
     }
 
-    fn stack(&mut self, name: &str, shape: &T5Shape) -> Result<T5Stack> {
+    fn stack(&self, tensors: &mut Tensors<'_>, name: &str, shape: &T5Shape) -> Result<T5Stack> {
         // pooling reads the token encoder's outputs; the others' are not kept
         let output = if name == "token" { shape.dim } else { 0 };
         let T5Shape { layers, heads, head_dim, .. } = *shape;
-        let Self { blueprint, tensors } = self;
         let layout = PageLayout { dtype: tensors.store.dtype().cache_dtype(), layers, heads, head_dim, output };
-        let layer = |index| blueprint.layer(name, shape, index).load(tensors, &|part| format!("{name}.{index}.{part}"));
+        let layer = |index| self.layer(name, shape, index).load(tensors, &|part| format!("{name}.{index}.{part}"));
         let layers = (0..layers).map(layer).collect::<Result<_>>()?;
         let table = tensors.weight(format_args!("{name}.distance_bias"))?;
         let position = PositionScheme::Buckets(shape.buckets().tables(&table).into());
@@ -1274,25 +1234,12 @@ impl Loader<'_> {
     }
 
     /// The head, and the factor of its input: a tied embedding has numbers of size one, unlike a head's.
-    fn head(&mut self, embedding: &[f32]) -> Result<(Linear, f32)> {
-        if !self.blueprint.architecture.tied_head {
-            return Ok((self.tensors.linear(&["head"])?, 1.0));
+    fn head(&self, tensors: &mut Tensors<'_>, embedding: &[f32]) -> Result<(Linear, f32)> {
+        if !self.architecture.tied_head {
+            return Ok((tensors.linear(&["head"])?, 1.0));
         }
-        let dim = self.blueprint.architecture.decoder.dim;
-        let bias = self.tensors.weights.take("head.bias")?;
-        Ok((self.tensors.pack(embedding, &bias, dim)?, (1.0 / (dim as f64).sqrt()) as f32))
-    }
-
-    fn predictor(&mut self) -> Result<Summed> {
-        let hidden = self.tensors.weight("boundary.hidden")?;
-        let output = self.tensors.weight("boundary.output")?;
-        let a = &self.blueprint.architecture;
-        Summed::new(&hidden, &output, a.boundaries.hidden, a.boundaries.threshold)
-    }
-
-    fn projection(&mut self) -> Result<Option<Linear>> {
-        let a = &self.blueprint.architecture;
-        let projects = a.widths == Widths::Projection;
-        projects.then(|| self.tensors.matrix(&["context.projection"], a.token.dim)).transpose()
+        let dim = self.architecture.decoder.dim;
+        let bias = tensors.weights.take("head.bias")?;
+        Ok((tensors.pack(embedding, &bias, dim)?, (1.0 / (dim as f64).sqrt()) as f32))
     }
 }

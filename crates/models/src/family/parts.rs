@@ -6,11 +6,11 @@ use crate::{
     checkpoint::{Config, Init, TensorSpec, Weights},
     contract::{
         self, BoundaryOptions, Card, Document, DocumentEncoder, LayerTime, Model, PoolingChoice, Scratch, SequenceRow,
-        State, StepCost, StepStatus, SummaryLimits, Want, advance,
+        State, StepCost, StepStatus, SummaryLimits, Want, advance, state_mut, state_ref,
     },
     nn::{
         Activation, ConfigError, Position,
-        attention::{Layer, NormOrder, Stack, StackWork},
+        attention::{Caches, Layer, NormOrder, Stack, StackWork},
         kv_cache::KvCache,
         mamba2::{HybridStack, Mixer},
         position::{Absolute, Buckets, PositionKind, PositionScheme, ROTARY_BASE, Rotary, SharedTerms, TransformerXl},
@@ -484,8 +484,11 @@ pub fn watch<S: Copy>(watcher: &mut Option<Watcher<S>>, stage: S, positions: &[P
     }
 }
 
-/// Returns a model's working memory behind the contract. Fails if another model created it.
-pub fn work_mut<W: 'static>(scratch: &mut Scratch) -> Result<&mut W> {
+/// Returns a model's working memory behind the contract; creates it at the first use. Fails if another model created it.
+pub fn work_mut<W: Default + Send + 'static>(scratch: &mut Scratch) -> Result<&mut W> {
+    if scratch.0.is::<()>() {
+        scratch.0 = Box::new(W::default());
+    }
     scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
 }
 
@@ -501,6 +504,22 @@ pub fn check_feed(card: &Card, row: &SequenceRow, ready: bool) -> Result<()> {
         return Err(Error::TooLong { field: "sequence", length, limit, unit, why: None });
     }
     Ok(())
+}
+
+/// Finds the cache of one stack in a state.
+pub struct StackOf<S>(pub fn(&S) -> Result<&KvCache>, pub fn(&mut S) -> Result<&mut KvCache>);
+
+/// The caches of one stack, in the states of a step's rows.
+pub struct StackCaches<'a, S>(pub &'a mut [SequenceRow], pub StackOf<S>);
+
+impl<S: State> Caches for StackCaches<'_, S> {
+    fn cache(&self, sequence: usize) -> Result<&KvCache> {
+        (self.1.0)(state_ref(&*self.0[sequence].state)?)
+    }
+
+    fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache> {
+        (self.1.1)(state_mut(&mut *self.0[sequence].state)?)
+    }
 }
 
 /// Runs `step` for the rows among `which` with that status, if there are any; their list is kept in `chosen(work)`.
@@ -673,62 +692,41 @@ pub fn check_rollback(state: &dyn State, ready: bool, len: usize) -> Result<()> 
     Err(Error::Internal(format!("cannot roll back to {len} symbols: {reason}")))
 }
 
-/// An encoded document: keys and values for all layers of the decoder.
-pub(crate) struct MemoryDocument {
-    pub(crate) tokens: usize,
-    /// Keys and values, one position for each vector.
-    pub(crate) memory: KvCache,
-    pub(crate) unpooled_bytes: usize,
-    pub(crate) choices: Vec<PoolingChoice>,
-    pub(crate) timings: Vec<LayerTime>,
-    pub(crate) memory_ns: u64,
-}
-
-impl Document for MemoryDocument {
-    fn tokens(&self) -> usize {
-        self.tokens
-    }
-
-    fn vectors(&self) -> usize {
-        self.memory.len()
-    }
-
-    fn bytes(&self) -> usize {
-        self.memory.bytes()
-    }
-
-    fn unpooled_bytes(&self) -> usize {
-        self.unpooled_bytes
-    }
-
-    fn own_bytes(&self) -> usize {
-        let choices: usize = self.choices.iter().map(|choice| size_of_val(&*choice.kept)).sum();
-        size_of::<Self>() + self.memory.own_bytes() + choices + size_of_val(&*self.timings)
-    }
-
-    fn choices(&self) -> &[PoolingChoice] {
-        &self.choices
-    }
-
-    fn timings(&self) -> &[LayerTime] {
-        &self.timings
-    }
-
-    fn memory_ns(&self) -> u64 {
-        self.memory_ns
-    }
+/// Returns an encoded document of `tokens` tokens. `memory` has keys and values for all layers of the decoder, one position for each
+/// vector; without pooling, it would have `unpooled` positions.
+pub(crate) fn memory_document(
+    tokens: usize,
+    memory: KvCache,
+    unpooled: usize,
+    choices: Vec<PoolingChoice>,
+    timings: Vec<LayerTime>,
+    memory_ns: u64,
+) -> Arc<Document> {
+    let kept: usize = choices.iter().map(|choice| size_of_val(&*choice.kept)).sum();
+    let own_bytes = size_of::<Document>() + size_of::<KvCache>() + memory.own_bytes() + kept + size_of_val(&*timings);
+    Arc::new(Document {
+        tokens,
+        vectors: memory.len(),
+        bytes: memory.bytes(),
+        unpooled_bytes: memory.layout().bytes_for(unpooled),
+        own_bytes,
+        choices,
+        timings,
+        memory_ns,
+        memory: Box::new(memory),
+    })
 }
 
 /// Returns the attention of a text's start to a document, as [`DocumentEncoder::attention`] does; `stack` finds the decoder's buffers.
 pub(crate) fn start_attention<M: Model + DocumentEncoder>(
     model: &M,
-    document: &dyn Document,
+    document: &Document,
     scratch: &mut Scratch,
     stack: fn(&mut Scratch) -> Result<&mut StackWork>,
 ) -> Result<Vec<f32>> {
     let mut rows = [SequenceRow::new(DocumentEncoder::begin(model, document)?)];
     rows[0].set(&[model.limits().marks.start], Want::Nothing);
-    stack(scratch)?.attended = Some(vec![0.0; document.vectors()]);
+    stack(scratch)?.attended = Some(vec![0.0; document.vectors]);
     let fed = model.symbol_step(&mut rows, &[0], scratch);
     let attended = stack(scratch)?.attended.take();
     fed.map(|()| attended.unwrap_or_default())

@@ -9,7 +9,7 @@
 //! equal, so a block of padding is computed once per model and other padding once per document.
 
 use crate::{
-    checkpoint::{self, Config},
+    checkpoint::{self, Config, require},
     contract::{
         BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress,
         EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PoolingChoice, PoolingStep, Scratch,
@@ -19,8 +19,8 @@ use crate::{
         Blueprint, Parts, TensorSpec,
         decoder::{self, Decoder, DecoderState},
         parts::{
-            self, Check, EncoderHook, EncoderHookPoint, FIRST_SINUSOID, MemoryDocument, Tensors, TokenLimits,
-            check_generation, linear, needs_document, needs_scores, norm, push_tokens, start_attention, work_mut,
+            self, Check, EncoderHook, EncoderHookPoint, FIRST_SINUSOID, Tensors, TokenLimits, check_generation, linear,
+            memory_document, needs_document, needs_scores, norm, push_tokens, start_attention, work_mut,
         },
         settings::Bounds,
     },
@@ -62,7 +62,6 @@ const PAD: u32 = 1;
 const MAX_LENGTH: usize = 1 << 24;
 
 const MAX_HASH_ROUNDS: usize = 64;
-
 const MAX_HASH_BUCKETS: usize = 1 << 16;
 
 /// `architecture` of a checkpoint.
@@ -334,14 +333,10 @@ pub struct PyramidionBlueprint {
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
-    if !vocabulary.is_subword() {
-        let expected = "`size`, and optionally `tokenizer`: this family's symbols are subwords";
-        return Err(Error::checkpoint(file, "vocabulary", expected, "characters or bytes"));
-    }
-    if vocabulary.len() <= SPECIAL_IDS.len() {
-        let expected = format!("more than {}: the first ids are special symbols", SPECIAL_IDS.len());
-        return Err(Error::checkpoint(file, "vocabulary.size", expected, vocabulary.len().to_string()));
-    }
+    let expected = "`size`, and optionally `tokenizer`: this family's symbols are subwords";
+    require(vocabulary.is_subword(), file, "vocabulary", expected, "characters or bytes")?;
+    let expected = format!("more than {}: the first ids are special symbols", SPECIAL_IDS.len());
+    require(vocabulary.len() > SPECIAL_IDS.len(), file, "vocabulary.size", expected, vocabulary.len())?;
     let invalid = |ConfigError { key, expected, found }: ConfigError| {
         Error::checkpoint(file, format!("architecture.{key}"), expected, found)
     };
@@ -395,59 +390,6 @@ impl PyramidionBlueprint {
     }
 }
 
-impl Blueprint for PyramidionBlueprint {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        let a = &self.architecture;
-        let deviation = (a.dim as f32).powf(-0.5);
-        let mut out =
-            vec![TensorSpec::normal("encoder.embed_tokens.weight", vec![self.symbols, a.dim], 0.0, deviation)];
-        (0..a.encoder_layers).for_each(|index| self.encoder_layer(&mut out, &format!("encoder.layers.{index}")));
-        for layer in self.plan.pooled_layers() {
-            let prefix = format!("encoder.pooler.scorer.{layer}");
-            match a.pooling.scorer() {
-                Some(ScorerKind::Ffn) => {
-                    linear(&mut out, &format!("{prefix}.dense"), a.dim, a.dim);
-                    linear(&mut out, &format!("{prefix}.out_proj"), 1, a.dim);
-                }
-                Some(ScorerKind::Linear) => linear(&mut out, &prefix, 1, a.dim),
-                _ => {}
-            }
-        }
-        (0..a.decoder_layers).for_each(|index| self.decoder_layer(&mut out, &format!("decoder.layers.{index}")));
-        if a.pre_norm {
-            norm(&mut out, "encoder.layer_norm", a.dim);
-            norm(&mut out, "decoder.layer_norm", a.dim);
-        }
-        out
-    }
-
-    fn shape(&self) -> String {
-        let a = &self.architecture;
-        let stacks = format!("encoder {} × {}, decoder {} × {}", a.encoder_layers, a.dim, a.decoder_layers, a.dim);
-        let attention = match (a.attention.name(), a.block) {
-            (None, None) => "full attention".into(),
-            (None, Some(block)) => format!("blocks of {block}"),
-            (Some(name), None) => format!("{name} attention"),
-            (Some(name), Some(block)) => format!("{name} attention next to blocks of {block}"),
-        };
-        let lengths: Vec<String> = self.plan.lengths().iter().map(ToString::to_string).collect();
-        format!("{stacks}, {attention}, {} vectors", lengths.join(" → "))
-    }
-
-    fn reads_documents(&self) -> bool {
-        true
-    }
-
-    fn bounds(&self) -> Bounds {
-        let why = "the model has no more positions (target_length)";
-        Bounds { longest: Some((self.architecture.target_length, why)), endless: false }
-    }
-
-    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(Pyramidion::load(self, parts)?))
-    }
-}
-
 // The encoder's work on a document, derived from the architecture: groups of layers and the poolings between them.
 
 /// Maximum vectors of one block of work, unless an attention block has more.
@@ -456,7 +398,6 @@ const MAX_UNIT: usize = 512;
 /// Layers between two poolings, and the pooling after them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LayerGroup {
-    /// The first layer.
     first: usize,
     /// One past the last layer.
     end: usize,
@@ -536,15 +477,6 @@ impl EncoderPlan {
         let group = if self.upsamples { self.groups.first() } else { self.groups.last() };
         group.map_or(0, |group| group.length)
     }
-
-    /// Returns the factor by which all poolings together shrink a document.
-    fn total_factor(&self) -> usize {
-        self.groups.iter().filter_map(|group| group.factor).product()
-    }
-
-    fn max_unit(&self) -> usize {
-        self.groups.iter().map(LayerGroup::unit).max().unwrap_or(MAX_UNIT)
-    }
 }
 
 impl LayerGroup {
@@ -616,7 +548,7 @@ pub struct PyramidionEncoding {
     choices: Vec<PoolingChoice>,
     timings: Vec<LayerTime>,
     memory_ns: u64,
-    document: Option<Arc<dyn Document>>,
+    document: Option<Arc<Document>>,
 }
 
 /// Place of a unit of work in its layer group.
@@ -657,32 +589,6 @@ struct UnpooledVectors {
 }
 
 impl PyramidionEncoding {
-    /// Creates an encoding without tokens, of an encoder of `layers` layers.
-    fn new(plan: Arc<EncoderPlan>, symbols: usize, vectors: PagedVectors, layers: usize, hard: bool) -> Self {
-        Self {
-            plan,
-            symbols,
-            tokens: Vec::new(),
-            closed: false,
-            hard,
-            group: 0,
-            cursor: Cursor::default(),
-            vectors,
-            vector_index: Vec::new(),
-            origins: Vec::new(),
-            next_position: 0,
-            keys: None,
-            mass: Vec::new(),
-            unpooled: None,
-            memory: None,
-            blocks: 0,
-            choices: Vec::new(),
-            timings: vec![LayerTime { length: 0, ns: 0 }; layers],
-            memory_ns: 0,
-            document: None,
-        }
-    }
-
     /// Returns the layer group that runs; `None` while the decoder's keys and values are projected.
     fn group(&self) -> Option<&LayerGroup> {
         self.plan.groups.get(self.group)
@@ -739,11 +645,6 @@ impl PyramidionEncoding {
     /// Returns true if the current page is the last one of the group's vectors.
     fn is_last_page(&self) -> bool {
         self.group().is_some_and(|group| self.cursor.page + 1 == self.pages(group))
-    }
-
-    /// Returns true if the unit is the first half, or the only one, of the encoder's first layer.
-    fn at_first_layer(&self) -> bool {
-        self.group == 0 && self.cursor.layer == 0 && !self.cursor.attending
     }
 
     /// Returns how many vectors must be embedded before the first layer takes the current page.
@@ -883,14 +784,10 @@ impl PyramidionEncoding {
         self.unpooled = None;
         self.vector_index = Vec::new();
         self.origins = Vec::new();
-        self.document = Some(Arc::new(MemoryDocument {
-            tokens: self.tokens.len(),
-            unpooled_bytes: memory.layout().bytes_for(unpooled),
-            memory,
-            choices: std::mem::take(&mut self.choices),
-            timings: std::mem::take(&mut self.timings),
-            memory_ns: self.memory_ns,
-        }));
+        let choices = std::mem::take(&mut self.choices);
+        let timings = std::mem::take(&mut self.timings);
+        let tokens = self.tokens.len();
+        self.document = Some(memory_document(tokens, memory, unpooled, choices, timings, self.memory_ns));
     }
 
     /// Returns the blocks of the complete document.
@@ -1065,7 +962,7 @@ impl Pyramidion {
                 return Ok(ran);
             }
             let started = Instant::now();
-            if e.at_first_layer() {
+            if e.group == 0 && e.cursor.layer == 0 && !e.cursor.attending {
                 self.embed_tokens(e, work)?; // tokens → (vectors, D)
             }
             match e.unit() {
@@ -1301,7 +1198,7 @@ impl Pyramidion {
         match &e.unpooled {
             None => work.x.extend_from_slice(e.vectors.page(page)),
             Some(UnpooledVectors { vectors, index }) => {
-                let factor = e.plan.total_factor();
+                let factor: usize = e.plan.groups.iter().filter_map(|group| group.factor).product();
                 for (position, &vector) in index.iter().enumerate().skip(page * per_page).take(per_page) {
                     let pooled = e.vectors.vector(position / factor);
                     work.x.extend(vectors.vector(vector as usize).iter().zip(pooled).map(|(a, b)| a + b));
@@ -1337,15 +1234,6 @@ impl Pyramidion {
 
 // The model behind the contract: target rows, which the decoder family steps, and documents, which the encoder reads.
 
-impl Pyramidion {
-    fn encoding(&self, hard: bool) -> PyramidionEncoding {
-        let per_page = self.plan.groups[0].unit();
-        let vectors = PagedVectors::new(self.decoder.pages.clone(), self.decoder.head.inputs(), per_page);
-        let symbols = self.decoder.head.outputs();
-        PyramidionEncoding::new(self.plan.clone(), symbols, vectors, self.encoder.layers.len(), hard)
-    }
-}
-
 impl Model for Pyramidion {
     fn card(&self) -> &Card {
         &self.decoder.card
@@ -1353,10 +1241,6 @@ impl Model for Pyramidion {
 
     fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
         Err(needs_document(&self.decoder.card))
-    }
-
-    fn scratch(&self) -> Scratch {
-        Scratch(Box::new(Work::default()))
     }
 
     /// Decoder: embed → self-attention → cross-attention to the document's vectors → feed-forward.
@@ -1396,15 +1280,33 @@ impl DocumentEncoder for Pyramidion {
         &self.limits
     }
 
-    fn open(&self) -> Box<dyn Encoding> {
-        Box::new(self.encoding(false))
-    }
-
-    fn open_hard(&self) -> Result<Box<dyn Encoding>> {
-        if self.pooling.is_some_and(PoolerKind::uses_scores) {
-            return Ok(Box::new(self.encoding(true)));
+    fn open(&self, hard: bool) -> Result<Box<dyn Encoding>> {
+        if hard && !matches!(self.pooling, Some(PoolerKind::Halving { .. } | PoolerKind::HardTopK { .. })) {
+            return Err(needs_scores(&self.decoder.card));
         }
-        Err(needs_scores(&self.decoder.card))
+        let Decoder { head, pages, .. } = &self.decoder;
+        Ok(Box::new(PyramidionEncoding {
+            plan: self.plan.clone(),
+            symbols: head.outputs(),
+            tokens: Vec::new(),
+            closed: false,
+            hard,
+            group: 0,
+            cursor: Cursor::default(),
+            vectors: PagedVectors::new(pages.clone(), head.inputs(), self.plan.groups[0].unit()),
+            vector_index: Vec::new(),
+            origins: Vec::new(),
+            next_position: 0,
+            keys: None,
+            mass: Vec::new(),
+            unpooled: None,
+            memory: None,
+            blocks: 0,
+            choices: Vec::new(),
+            timings: vec![LayerTime { length: 0, ns: 0 }; self.encoder.layers.len()],
+            memory_ns: 0,
+            document: None,
+        }))
     }
 
     fn bytes_for(&self, tokens: usize) -> usize {
@@ -1471,12 +1373,12 @@ impl DocumentEncoder for Pyramidion {
         self.encode(encoding_mut(encoding)?, blocks, work_mut(scratch)?)
     }
 
-    fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
+    fn begin(&self, document: &Document) -> Result<Box<dyn State>> {
         let Decoder { stack, pages, .. } = &self.decoder;
         Ok(Box::new(DecoderState::of_document(document, stack.layout, pages)?))
     }
 
-    fn attention(&self, document: &dyn Document, scratch: &mut Scratch) -> Result<Vec<f32>> {
+    fn attention(&self, document: &Document, scratch: &mut Scratch) -> Result<Vec<f32>> {
         start_attention(self, document, scratch, |scratch| Ok(&mut work_mut::<Work>(scratch)?.decoder.stack))
     }
 }
@@ -1515,7 +1417,7 @@ impl Encoding for PyramidionEncoding {
         &self.choices
     }
 
-    fn document(&self) -> Option<Arc<dyn Document>> {
+    fn document(&self) -> Option<Arc<Document>> {
         self.document.clone()
     }
 
@@ -1523,30 +1425,76 @@ impl Encoding for PyramidionEncoding {
         let keys = self.keys.as_ref().map_or(0, |keys| keys.store.bytes().len() + keys.queries.bytes());
         let memory = self.memory.as_ref().map_or(0, KvCache::bytes);
         let unpooled = self.unpooled.as_ref().map_or(0, |unpooled| unpooled.vectors.bytes());
-        self.vectors.bytes() + unpooled + keys + memory + self.document.as_ref().map_or(0, |document| document.bytes())
+        self.vectors.bytes() + unpooled + keys + memory + self.document.as_ref().map_or(0, |document| document.bytes)
     }
 }
 
 // Loading. Tensors have the names of the published code, as in docs/checkpoints.md.
 
-impl Pyramidion {
-    /// Builds the model from checked weights. Fails if the settings ask for more symbols than the model can hold.
-    pub fn load(blueprint: &PyramidionBlueprint, mut parts: Parts) -> Result<Self> {
-        let a = &blueprint.architecture;
-        let parameters = blueprint.tensors().iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
-        let card = Card { parameters, ..parts.card("pyramidion", blueprint)? };
+impl Blueprint for PyramidionBlueprint {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        let a = &self.architecture;
+        let deviation = (a.dim as f32).powf(-0.5);
+        let mut out =
+            vec![TensorSpec::normal("encoder.embed_tokens.weight", vec![self.symbols, a.dim], 0.0, deviation)];
+        (0..a.encoder_layers).for_each(|index| self.encoder_layer(&mut out, &format!("encoder.layers.{index}")));
+        for layer in self.plan.pooled_layers() {
+            let prefix = format!("encoder.pooler.scorer.{layer}");
+            match a.pooling.scorer() {
+                Some(ScorerKind::Ffn) => {
+                    linear(&mut out, &format!("{prefix}.dense"), a.dim, a.dim);
+                    linear(&mut out, &format!("{prefix}.out_proj"), 1, a.dim);
+                }
+                Some(ScorerKind::Linear) => linear(&mut out, &prefix, 1, a.dim),
+                _ => {}
+            }
+        }
+        (0..a.decoder_layers).for_each(|index| self.decoder_layer(&mut out, &format!("decoder.layers.{index}")));
+        if a.pre_norm {
+            norm(&mut out, "encoder.layer_norm", a.dim);
+            norm(&mut out, "decoder.layer_norm", a.dim);
+        }
+        out
+    }
+
+    fn shape(&self) -> String {
+        let a = &self.architecture;
+        let stacks = format!("encoder {} × {}, decoder {} × {}", a.encoder_layers, a.dim, a.decoder_layers, a.dim);
+        let attention = match (a.attention.name(), a.block) {
+            (None, None) => "full attention".into(),
+            (None, Some(block)) => format!("blocks of {block}"),
+            (Some(name), None) => format!("{name} attention"),
+            (Some(name), Some(block)) => format!("{name} attention next to blocks of {block}"),
+        };
+        let lengths: Vec<String> = self.plan.lengths().iter().map(ToString::to_string).collect();
+        format!("{stacks}, {attention}, {} vectors", lengths.join(" → "))
+    }
+
+    fn reads_documents(&self) -> bool {
+        true
+    }
+
+    fn bounds(&self) -> Bounds {
+        let why = "the model has no more positions (target_length)";
+        Bounds { longest: Some((self.architecture.target_length, why)), endless: false }
+    }
+
+    fn build(&self, mut parts: Parts) -> Result<Arc<dyn Model>> {
+        let a = &self.architecture;
+        let parameters = self.tensors().iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+        let card = Card { parameters, ..parts.card("pyramidion", self)? };
         let tensors = Tensors::new(&mut parts.weights, a.layer_norm_eps, parts.settings.dtype);
-        let mut loader = Loader { blueprint, tensors };
+        let mut loader = Loader { blueprint: self, tensors };
         let (embedding, head) = loader.embedding()?;
-        Ok(Self {
+        Ok(Arc::new(Pyramidion {
             encoder: loader.encoder()?,
             positions: sinusoids(a.dim),
             encoder_norm: loader.final_norm("encoder")?,
             scorers: loader.scorers()?,
             pooling: a.pooling.kind(),
-            plan: Arc::new(blueprint.plan.clone()),
+            plan: Arc::new(self.plan.clone()),
             padding: Mutex::new(None),
-            limits: limits(blueprint, parts.config.generation, card.max_symbols),
+            limits: limits(self, parts.config.generation, card.max_symbols),
             decoder: Decoder {
                 card,
                 compute: parts.settings.compute(),
@@ -1558,7 +1506,7 @@ impl Pyramidion {
                 pages: PagePool::new(parts.settings.memory_bytes),
                 own_bytes: 0,
             },
-        })
+        }))
     }
 }
 
@@ -1577,7 +1525,7 @@ fn limits(blueprint: &PyramidionBlueprint, generation: Option<GenerationDefaults
         tokens: blueprint.architecture.source_length,
         targets,
         padded: blueprint.architecture.padded,
-        block: plan.max_unit(),
+        block: plan.groups.iter().map(LayerGroup::unit).max().unwrap_or(MAX_UNIT),
         poolings: steps.map(|(group, to)| PoolingStep { layer: group.end - 1, from: group.length, to }).collect(),
         marks: SpecialIds { start: end, pad, end, unknown },
         generation: generation.within(max),

@@ -12,7 +12,7 @@
 //! the encoder's pass; the decoder's steps; the contract with the engine; loading.
 
 use crate::{
-    checkpoint::{self, Config},
+    checkpoint::{self, Config, require},
     contract::{
         BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress,
         EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PoolingChoice, PoolingStep, Scratch,
@@ -22,8 +22,8 @@ use crate::{
         Blueprint, Parts, TensorSpec,
         decoder::{DecoderState, RowCaches, set_fed, set_finished, state, take_hidden},
         parts::{
-            self, Batch, Check, EncoderHook, EncoderHookPoint, HeadWork, MemoryDocument, Tensors, TokenLimits,
-            check_feed, check_generation, needs_document, needs_scores, push_tokens, start_attention, with_status,
+            self, Batch, Check, EncoderHook, EncoderHookPoint, HeadWork, Tensors, TokenLimits, check_feed,
+            check_generation, memory_document, needs_document, needs_scores, push_tokens, start_attention, with_status,
             work_mut,
         },
         settings::Bounds,
@@ -243,18 +243,14 @@ pub struct T5Blueprint {
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
-    if !vocabulary.is_subword() && !vocabulary.is_sparse() {
-        let expected = "`size`, with `tokenizer`, or with `bytes` and `first_byte`: this family has ids without text";
-        return Err(Error::checkpoint(file, "vocabulary", expected, "characters or bytes"));
-    }
-    if vocabulary.len() <= SPECIALS.unknown as usize {
-        let expected = format!("more than {}: the first ids are special symbols", SPECIALS.unknown + 1);
-        return Err(Error::checkpoint(file, "vocabulary.size", expected, vocabulary.len().to_string()));
-    }
+    let has_ids = vocabulary.is_subword() || vocabulary.is_sparse();
+    let expected = "`size`, with `tokenizer`, or with `bytes` and `first_byte`: this family has ids without text";
+    require(has_ids, file, "vocabulary", expected, "characters or bytes")?;
+    let expected = format!("more than {}: the first ids are special symbols", SPECIALS.unknown + 1);
+    require(vocabulary.len() > SPECIALS.unknown as usize, file, "vocabulary.size", expected, vocabulary.len())?;
     architecture.validate(Check { file })?;
-    if let Some(end) = architecture.end.filter(|end| ![1, 2].contains(end)) {
-        return Err(Error::checkpoint(file, "architecture.end", "1 or 2", end.to_string()));
-    }
+    let end = architecture.end.unwrap_or(SPECIALS.end);
+    require([1, 2].contains(&end), file, "architecture.end", "1 or 2", end)?;
     let blueprint = T5Blueprint { architecture, symbols: vocabulary.len() };
     Check { file }.tensors("dim", &blueprint.tensors())?;
     let architecture = &blueprint.architecture;
@@ -262,19 +258,15 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let prefix = config.generation.as_ref().map_or("", |generation| &generation.prefix);
     let prefix_len =
         if prefix.is_empty() { 0 } else { vocabulary.encode("generation.prefix", prefix, usize::MAX)?.len() };
-    if prefix_len + 2 > architecture.source_length {
-        let expected = format!("at most {} tokens: source_length less two", architecture.source_length - 2);
-        return Err(Error::checkpoint(file, "generation.prefix", expected, format!("{prefix_len} tokens")));
-    }
+    let longest = architecture.source_length - 2;
+    let expected = format!("at most {longest} tokens: source_length less two");
+    require(prefix_len <= longest, file, "generation.prefix", expected, format!("{prefix_len} tokens"))?;
     Ok(Box::new(blueprint))
 }
 
 const HEAD: &str = "lm_head";
-
 const BIAS: &str = "SelfAttention.relative_attention_bias";
-
 const GLOBAL_BIAS: &str = "SelfAttention.global_relative_attention_bias";
-
 const GLOBAL_NORM: &str = "SelfAttention.global_input_layer_norm";
 
 /// Names and sizes of one stack's tensors.
@@ -356,61 +348,6 @@ impl T5Blueprint {
     }
 }
 
-impl Blueprint for T5Blueprint {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        let a = &self.architecture;
-        let mut out = vec![TensorSpec::normal(format!("{EMBEDDING}.weight"), vec![self.symbols, a.dim], 0.0, 1.0)];
-        self.stacks().iter().for_each(|stack| self.stack(&mut out, stack));
-        if let Some(deletion) = &a.deletion {
-            let key = |name: &str| format!("encoder.block.{}.delete_gate.{name}", deletion.layer);
-            out.push(matrix(key("feed_forward"), 1, a.dim));
-            out.push(TensorSpec::zeros(key("feed_forward.bias"), vec![1]));
-            if deletion.norm {
-                out.push(norm(key("layer_norm"), a.dim));
-            }
-        }
-        if !a.tied_head {
-            out.push(matrix(HEAD, self.symbols, a.dim));
-        }
-        out
-    }
-
-    fn shape(&self) -> String {
-        let a = &self.architecture;
-        let attention = match a.attention {
-            EncoderAttention::Full => "full attention".into(),
-            EncoderAttention::Local { radius } => format!("attention within {radius} tokens"),
-            EncoderAttention::TransientGlobal { radius, group } => {
-                format!("attention within {radius} tokens and to groups of {group}")
-            }
-        };
-        let deletion =
-            a.deletion.map_or_else(String::new, |gate| format!(", tokens deleted before layer {}", gate.layer));
-        let stacks = format!("encoder {} × {}, decoder {} × {}", a.encoder_layers, a.dim, a.decoder_layers, a.dim);
-        format!("{stacks}, {attention}{deletion}")
-    }
-
-    fn reads_documents(&self) -> bool {
-        true
-    }
-
-    fn has_unpooled_baseline(&self) -> bool {
-        self.architecture.deletion.is_some()
-    }
-
-    fn bounds(&self) -> Bounds {
-        Bounds { longest: Some((self.architecture.target_length, "the checkpoint's target_length")), endless: false }
-    }
-
-    fn computed_numbers(&self) -> usize {
-        self.architecture.table_numbers()
-    }
-
-    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(T5::load(self, parts)?))
-    }
-}
-
 /// Vectors of a unit of work, and of a page.
 const UNIT: usize = 512;
 
@@ -434,7 +371,7 @@ pub struct T5Encoding {
     choices: Vec<PoolingChoice>,
     timings: Vec<LayerTime>,
     memory_ns: u64,
-    document: Option<Arc<dyn Document>>,
+    document: Option<Arc<Document>>,
 }
 
 /// Place of a unit of work.
@@ -469,27 +406,6 @@ struct LayerKeys {
 }
 
 impl T5Encoding {
-    /// Creates an encoding without tokens, of an encoder of `layers` layers. `vectors` is empty, with [`UNIT`] vectors a page.
-    fn new(symbols: usize, limit: usize, layers: usize, vectors: PagedVectors) -> Self {
-        Self {
-            symbols,
-            limit,
-            layers,
-            tokens: Vec::new(),
-            closed: false,
-            cursor: Cursor::default(),
-            vectors,
-            positions: None,
-            keys: None,
-            memory: None,
-            blocks: 0,
-            choices: Vec::new(),
-            timings: vec![LayerTime { length: 0, ns: 0 }; layers],
-            memory_ns: 0,
-            document: None,
-        }
-    }
-
     /// Returns true if a unit of work can run: no token is missing, and the document is not done.
     fn can_run(&self) -> bool {
         self.closed && self.document.is_none()
@@ -542,14 +458,10 @@ impl T5Encoding {
         memory.advance(self.vectors.len());
         self.vectors.truncate(0);
         self.positions = None;
-        self.document = Some(Arc::new(MemoryDocument {
-            tokens: self.tokens.len(),
-            unpooled_bytes: memory.layout().bytes_for(self.tokens.len()),
-            memory,
-            choices: std::mem::take(&mut self.choices),
-            timings: std::mem::take(&mut self.timings),
-            memory_ns: self.memory_ns,
-        }));
+        let choices = std::mem::take(&mut self.choices);
+        let timings = std::mem::take(&mut self.timings);
+        let tokens = self.tokens.len();
+        self.document = Some(memory_document(tokens, memory, self.tokens.len(), choices, timings, self.memory_ns));
     }
 
     /// Returns the blocks of the complete document. Before tokens are deleted, counts them in every layer.
@@ -599,7 +511,7 @@ impl Encoding for T5Encoding {
         &self.choices
     }
 
-    fn document(&self) -> Option<Arc<dyn Document>> {
+    fn document(&self) -> Option<Arc<Document>> {
         self.document.clone()
     }
 
@@ -609,7 +521,7 @@ impl Encoding for T5Encoding {
             keys.store.bytes().len() + side + keys.queries.bytes()
         });
         let memory = self.memory.as_ref().map_or(0, KvCache::bytes);
-        self.vectors.bytes() + keys + memory + self.document.as_ref().map_or(0, |document| document.bytes())
+        self.vectors.bytes() + keys + memory + self.document.as_ref().map_or(0, |document| document.bytes)
     }
 }
 
@@ -670,10 +582,6 @@ pub struct Work {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     /// Sends the output of every decoder layer to `hook` from now on.
     pub fn watch_decoder(&mut self, hook: Hook) {
         self.decoder.hook = Some(hook);
@@ -887,14 +795,21 @@ impl T5 {
 
     /// Finish step: the logits of the symbols whose logits are wanted.
     fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
-            if self.head_scale != 1.0 {
-                work.head.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
-            }
-            work.head.deliver(&self.head, &self.compute, &mut work.decoder.quantized, rows, unfinished)?;
-            set_finished(rows, unfinished)
-        })
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
+                if self.head_scale != 1.0 {
+                    work.head.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
+                }
+                work.head.deliver(&self.head, &self.compute, &mut work.decoder.quantized, rows, unfinished)?;
+                set_finished(rows, unfinished)
+            },
+        )
     }
 }
 
@@ -907,10 +822,6 @@ impl Model for T5 {
 
     fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
         Err(needs_document(&self.card))
-    }
-
-    fn scratch(&self) -> Scratch {
-        Scratch(Box::new(Work::default()))
     }
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
@@ -953,17 +864,29 @@ impl DocumentEncoder for T5 {
         &self.limits
     }
 
-    fn open(&self) -> Box<dyn Encoding> {
-        let vectors = PagedVectors::new(self.pages.clone(), self.head.inputs(), UNIT);
-        Box::new(T5Encoding::new(self.head.outputs(), self.limits.tokens, self.encoder.layers.len(), vectors))
-    }
-
     /// Deletion keeps vectors as they are, so it is hard already.
-    fn open_hard(&self) -> Result<Box<dyn Encoding>> {
-        if self.gate.is_some() {
-            return Ok(self.open());
+    fn open(&self, hard: bool) -> Result<Box<dyn Encoding>> {
+        if hard && self.gate.is_none() {
+            return Err(needs_scores(&self.card));
         }
-        Err(needs_scores(&self.card))
+        let layers = self.encoder.layers.len();
+        Ok(Box::new(T5Encoding {
+            symbols: self.head.outputs(),
+            limit: self.limits.tokens,
+            layers,
+            tokens: Vec::new(),
+            closed: false,
+            cursor: Cursor::default(),
+            vectors: PagedVectors::new(self.pages.clone(), self.head.inputs(), UNIT),
+            positions: None,
+            keys: None,
+            memory: None,
+            blocks: 0,
+            choices: Vec::new(),
+            timings: vec![LayerTime { length: 0, ns: 0 }; layers],
+            memory_ns: 0,
+            document: None,
+        }))
     }
 
     fn bytes_for(&self, tokens: usize) -> usize {
@@ -991,39 +914,81 @@ impl DocumentEncoder for T5 {
         self.encode(encoding_mut(encoding)?, blocks, work_mut(scratch)?)
     }
 
-    fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
+    fn begin(&self, document: &Document) -> Result<Box<dyn State>> {
         Ok(Box::new(DecoderState::of_document(document, self.decoder.layout, &self.pages)?))
     }
 
-    fn attention(&self, document: &dyn Document, scratch: &mut Scratch) -> Result<Vec<f32>> {
+    fn attention(&self, document: &Document, scratch: &mut Scratch) -> Result<Vec<f32>> {
         start_attention(self, document, scratch, |scratch| Ok(&mut work_mut::<Work>(scratch)?.decoder))
     }
 }
 
 // Loading. Tensors have the names of Hugging Face's transformers.
 
-/// Added to the mean square in the gate's norm, whatever the other norms add.
-const GATE_NORM_EPS: f32 = 1e-6;
+impl Blueprint for T5Blueprint {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        let a = &self.architecture;
+        let mut out = vec![TensorSpec::normal(format!("{EMBEDDING}.weight"), vec![self.symbols, a.dim], 0.0, 1.0)];
+        self.stacks().iter().for_each(|stack| self.stack(&mut out, stack));
+        if let Some(deletion) = &a.deletion {
+            let key = |name: &str| format!("encoder.block.{}.delete_gate.{name}", deletion.layer);
+            out.push(matrix(key("feed_forward"), 1, a.dim));
+            out.push(TensorSpec::zeros(key("feed_forward.bias"), vec![1]));
+            if deletion.norm {
+                out.push(norm(key("layer_norm"), a.dim));
+            }
+        }
+        if !a.tied_head {
+            out.push(matrix(HEAD, self.symbols, a.dim));
+        }
+        out
+    }
 
-/// Vectors of one unit of the encoder's work.
-const BLOCK: usize = UNIT;
+    fn shape(&self) -> String {
+        let a = &self.architecture;
+        let attention = match a.attention {
+            EncoderAttention::Full => "full attention".into(),
+            EncoderAttention::Local { radius } => format!("attention within {radius} tokens"),
+            EncoderAttention::TransientGlobal { radius, group } => {
+                format!("attention within {radius} tokens and to groups of {group}")
+            }
+        };
+        let deletion =
+            a.deletion.map_or_else(String::new, |gate| format!(", tokens deleted before layer {}", gate.layer));
+        let stacks = format!("encoder {} × {}, decoder {} × {}", a.encoder_layers, a.dim, a.decoder_layers, a.dim);
+        format!("{stacks}, {attention}{deletion}")
+    }
 
-impl T5 {
-    /// Builds the model from checked weights. Fails if the settings ask for more symbols than the model can hold.
-    pub fn load(blueprint: &T5Blueprint, mut parts: Parts) -> Result<Self> {
-        let mut card = parts.card("t5", blueprint)?;
-        let a = &blueprint.architecture;
+    fn reads_documents(&self) -> bool {
+        true
+    }
+
+    fn has_unpooled_baseline(&self) -> bool {
+        self.architecture.deletion.is_some()
+    }
+
+    fn bounds(&self) -> Bounds {
+        Bounds { longest: Some((self.architecture.target_length, "the checkpoint's target_length")), endless: false }
+    }
+
+    fn computed_numbers(&self) -> usize {
+        self.architecture.table_numbers()
+    }
+
+    fn build(&self, mut parts: Parts) -> Result<Arc<dyn Model>> {
+        let mut card = parts.card("t5", self)?;
+        let a = &self.architecture;
         let deletion = a.deletion.filter(|_| !parts.settings.unpooled);
         if a.deletion.is_some() && deletion.is_none() {
             card.unpooled_baseline = true;
             card.shape.push_str(", gate off");
         }
         let tensors = &mut Tensors::new(&mut parts.weights, a.norm_eps, parts.settings.dtype);
-        let [encoder, decoder] = blueprint.stacks();
+        let [encoder, decoder] = self.stacks();
         let embedding = tensors.weight(EMBEDDING)?;
         let head = tensors.head(a.tied_head.then_some(&embedding), HEAD, a.dim)?;
         let head_scale = if a.scale_head { (1.0 / (a.dim as f64).sqrt()) as f32 } else { 1.0 };
-        Ok(Self {
+        Ok(Arc::new(T5 {
             compute: parts.settings.compute(),
             embedding,
             encoder: load_encoder(a, &encoder, tensors)?,
@@ -1034,9 +999,15 @@ impl T5 {
             pages: PagePool::new(parts.settings.memory_bytes),
             limits: limits(a, deletion, parts.config.generation, card.max_symbols),
             card,
-        })
+        }))
     }
 }
+
+/// Added to the mean square in the gate's norm, whatever the other norms add.
+const GATE_NORM_EPS: f32 = 1e-6;
+
+/// Vectors of one unit of the encoder's work.
+const BLOCK: usize = UNIT;
 
 fn limits(
     a: &Architecture,

@@ -195,7 +195,6 @@ impl Softmax {
         Self { scale: 1.0 / (layout.head_dim as f32).sqrt(), sink: false }
     }
 
-    /// Adds the weights of keys with these `scores` to `sums`.
     fn add_weights(self, scores: &[f32], sums: &mut [f32]) {
         let max = scores.iter().copied().fold(if self.sink { 0.0 } else { f32::NEG_INFINITY }, f32::max);
         let sink = if self.sink { (-max).exp() } else { 0.0 };

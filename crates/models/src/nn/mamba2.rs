@@ -306,7 +306,6 @@ struct LayerPlace {
 }
 
 impl LayerPlace {
-    /// Moves on to the layer after `layer`.
     fn pass(&mut self, layer: &HybridLayer) {
         self.cached_layer += usize::from(matches!(layer.mixer, Mixer::Attention { .. }));
         self.offset += layer.recurrent_numbers();

@@ -289,7 +289,6 @@ pub fn frequencies(dim: usize) -> Vec<f32> {
 }
 
 impl Absolute {
-    /// Adds the vectors of `positions` to `x`: (positions, dim).
     fn add(&self, x: &mut [f32], positions: &[Position]) {
         let dim = x.len() / positions.len().max(1);
         for (position, x) in positions.iter().zip(x.chunks_exact_mut(dim.max(1))) {

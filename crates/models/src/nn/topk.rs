@@ -48,11 +48,6 @@ impl PoolerKind {
         }
     }
 
-    /// Returns true if it selects by scores.
-    pub fn uses_scores(self) -> bool {
-        matches!(self, Self::Halving { .. } | Self::HardTopK { .. })
-    }
-
     /// Returns the kind that selects with the same scores but keeps vectors unchanged.
     #[must_use]
     pub fn hardened(self) -> Self {

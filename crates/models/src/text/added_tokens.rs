@@ -41,7 +41,6 @@ pub struct AddedToken {
     pub begins_word: bool,
 }
 
-/// The added tokens of a tokenizer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AddedTokens {
     /// The longest first.
@@ -74,12 +73,10 @@ impl AddedTokens {
         self.tokens.is_empty()
     }
 
-    /// Returns true if a word begins after any of them.
     pub(super) fn begin_words(&self) -> bool {
         self.tokens.iter().any(|token| token.begins_word)
     }
 
-    /// Returns the token with an id.
     pub(super) fn get(&self, id: u32) -> Option<&AddedToken> {
         self.tokens.iter().find(|token| token.id == id)
     }
@@ -108,14 +105,12 @@ pub(super) enum Part<'a> {
     Text(&'a str),
     /// White space that belongs to a token.
     Space(&'a str),
-    /// A token.
     Token(&'a AddedToken),
     /// The next text is encoded by itself.
     Gap,
 }
 
 impl Part<'_> {
-    /// Returns its text.
     pub(super) fn text(&self) -> &str {
         match self {
             Self::Text(text) | Self::Space(text) => text,

@@ -21,22 +21,9 @@ pub const MAX_EXPANSION: usize = 14;
 
 const DIGITS: [&str; 10] = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"];
 
+weir_kernels::named!(TextNormaliser { None: "none", Text8: "text8" });
+
 impl TextNormaliser {
-    const ALL: [Self; 2] = [Self::None, Self::Text8];
-
-    /// Returns the normaliser with this [name](Self::name).
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|normaliser| normaliser.name() == name)
-    }
-
-    /// Returns the name in `config.json`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Text8 => "text8",
-        }
-    }
-
     /// Returns the maximum characters that a text becomes for each of its bytes.
     pub fn max_chars_per_byte(self) -> usize {
         match self {

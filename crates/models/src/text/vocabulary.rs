@@ -376,7 +376,6 @@ fn quote_start(text: &str) -> String {
     }
 }
 
-/// Sentinels of ByT5, after the bytes.
 const BYT5_SENTINELS: usize = 125;
 
 /// Returns ByT5's tokens that are no bytes: marks, sentinels, and `added` ones, which replace others with their ids or texts.

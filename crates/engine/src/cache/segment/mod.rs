@@ -49,7 +49,7 @@ impl Key {
 }
 
 /// Limits of a segment cache.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Capacity {
     /// Maximum bytes of pages and trees together.
     pub bytes: usize,
@@ -88,6 +88,7 @@ pub struct Hit {
 }
 
 /// The segment cache.
+#[derive(Default)]
 pub struct SegmentCache {
     capacity: Capacity,
     trees: HashMap<Key, Trees<Box<dyn State>>>,
@@ -128,16 +129,7 @@ const KEY_BYTES: usize = 256;
 impl SegmentCache {
     /// Creates an empty cache.
     pub fn new(capacity: Capacity) -> Self {
-        Self {
-            capacity,
-            trees: HashMap::new(),
-            tenants: TenantTable::default(),
-            open_states: OpenStates::default(),
-            pages: PageAccounting::default(),
-            own_bytes: 0,
-            now: 0,
-            evictions: 0,
-        }
+        Self { capacity, ..Self::default() }
     }
 
     /// Returns the state of the longest cached prefix of `text`: one that ends at the end of a segment, or the whole text of an open

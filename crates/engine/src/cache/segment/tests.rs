@@ -150,10 +150,6 @@ impl State for PagedState {
         if end < self.earliest() { 0 } else { end }
     }
 
-    fn bytes(&self) -> usize {
-        self.pages.len() * PAGE_BYTES
-    }
-
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         for page in &self.pages {
             each(PageUse {

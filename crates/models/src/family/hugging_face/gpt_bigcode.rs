@@ -20,7 +20,6 @@ use serde::Deserialize;
 use weir_kernels::error::Result;
 
 const EMBEDDING: &str = "transformer.wte.weight";
-
 const POSITIONS: &str = "transformer.wpe.weight";
 
 /// The keys of `config.json`. D = `n_embd`, F = `n_inner`, V = `vocab_size`.

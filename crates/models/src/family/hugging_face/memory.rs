@@ -386,12 +386,6 @@ impl State for TokenState {
         if end < self.earliest() { 0 } else { end }
     }
 
-    fn bytes(&self) -> usize {
-        let mut bytes = 0;
-        self.pages(&mut |page| bytes += page.bytes);
-        bytes
-    }
-
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         self.memory.pages(each);
     }

@@ -87,10 +87,6 @@ impl Model for TokenModel {
         Ok(Box::new(TokenState::new(Memory::new(self.shape, self.budget.clone()))))
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch(Box::new(()))
-    }
-
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
         for &index in which {
             let row = &mut rows[index];

@@ -445,7 +445,6 @@ pub(super) struct Masks {
 }
 
 impl Masks {
-    /// Creates the masks of `len` queries, at the last of `keys` keys.
     pub(super) fn new(len: usize, keys: usize) -> Self {
         Self { len, keys, built: Vec::new() }
     }

@@ -1,16 +1,15 @@
 //! Command line: `run`, `sweep`, `compare`, `report` and `draw`. Data goes to stdout, everything else to stderr.
 
 use crate::{
-    args::{ArrivalArgs, LONG, LoadArgs, LoadLimits, ServerArgs, WorkloadArgs, check_in_flight, check_rate, runtime},
+    args::{LONG, LoadArgs, LoadLimits, ServerArgs, WorkloadArgs, check_in_flight, check_rate, runtime},
     client::{ModelInfo, SymbolUnit, fetch_calibration, wait_for_calibration},
     comparison::{ComparisonSetup, MAX_MODELS, MAX_ROUNDS, ModelComparison, compare_models, text_bits},
     error::{Error, Result},
     knee::{self, RateResult},
-    output::{self, DrawArgs, OutputArgs, Plan, rounded_time},
+    output::{self, DrawArgs, OutputArgs},
     report::{LoadPoint, MeasurementReport, ReportPart},
-    schedule::{ArrivalProcess, LoadPattern, RunLength},
+    schedule::{LoadPattern, RunLength},
     session::MeasurementSession,
-    tester::LimitEvidence,
 };
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode, time::Duration};
@@ -84,7 +83,7 @@ fn printable(text: &str) -> String {
 /// Smallest number of requests of a rate.
 const MIN_REQUESTS: usize = 20;
 const MAX_POINTS: usize = 64;
-/// Default of --refine.
+/// Default of --refine in `sweep`.
 const REFINEMENTS: usize = 3;
 
 /// Measures one load.
@@ -102,8 +101,6 @@ struct RunArgs {
     /// Open loop with this many requests per second, independent of the answers.
     #[arg(long, value_name = "RATE")]
     rate: Option<f64>,
-    #[command(flatten)]
-    arrivals: ArrivalArgs,
 }
 
 /// Measures several loads.
@@ -126,7 +123,7 @@ struct SweepArgs {
 }
 
 /// Options of the search for the knee.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, Copy, clap::Args)]
 struct KneeSearchArgs {
     /// First rate of the search, which doubles until a rate is not sustained [default: 1; in `report`, half of the rate of the
     /// first closed loop].
@@ -139,47 +136,30 @@ struct KneeSearchArgs {
     /// `report`, 1].
     #[arg(long, value_name = "N")]
     refine: Option<usize>,
-    #[command(flatten)]
-    arrivals: ArrivalArgs,
 }
 
 impl KneeSearchArgs {
-    /// Checks the options; `has_open_loops` is true if the command runs open loops.
-    fn check(&self, has_open_loops: bool) -> Result<()> {
+    fn check(&self) -> Result<()> {
         self.from.into_iter().try_for_each(|from| check_rate("--from", from))?;
         check_rate("--to", self.to)?;
         if let Some(from) = self.from.filter(|from| *from > self.to) {
             return Err(Error::option("--from", from, format!("at most {} (the value of --to)", self.to)));
         }
-        if self.refinements() > MAX_POINTS / 2 {
-            return Err(Error::option("--refine", self.refinements(), format!("at most {}", MAX_POINTS / 2)));
-        }
-        self.arrivals.check(has_open_loops, "--rates, or no load option,")
-    }
-
-    /// Returns the same search with `default` bisections, unless --refine is given.
-    fn refining(self, default: usize) -> Self {
-        Self { refine: Some(self.refine.unwrap_or(default)), ..self }
-    }
-
-    /// Returns how often the search bisects.
-    fn refinements(&self) -> usize {
-        self.refine.unwrap_or(REFINEMENTS)
+        Error::check_range("--refine", self.refine.unwrap_or(0), 0..=MAX_POINTS / 2)
     }
 
     /// Returns the same search starting at `rate`, but at least at `min`, unless --from is given.
     fn starting_at(&self, min: f64, rate: Option<f64>) -> Self {
-        Self { from: self.from.or(rate.map(|rate| rate.max(min).min(self.to))), ..self.clone() }
+        Self { from: self.from.or(rate.map(|rate| rate.max(min).min(self.to))), ..*self }
     }
 }
 
 fn run_one(args: RunArgs, command: String) -> Result<()> {
-    let RunArgs { common, model, concurrency, rate, arrivals } = args;
-    arrivals.check(rate.is_some(), "--rate")?;
+    let RunArgs { common, model, concurrency, rate } = args;
     let load = match rate {
         Some(rate) => {
             check_rate("--rate", rate)?;
-            arrivals.load(rate)
+            LoadPattern::Open { rate }
         }
         None => {
             let concurrency = concurrency.unwrap_or(8);
@@ -191,15 +171,10 @@ fn run_one(args: RunArgs, command: String) -> Result<()> {
     let limits = length.limits(LONG)?;
     output.check()?;
     let report = runtime(server.threads)?.block_on(async {
-        let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
-        session.cancel_share = length.cancel_share;
+        let session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
         let model = &session.models[0];
-        let mut plan = Plan::default();
-        plan.add_loads(1, &limits.length);
-        session.steps.begin(&plan);
-        session.steps.next(format_args!("{}, {}", session.model_names(model), load.describe()));
         let point = session.point(model, load, limits).await?;
-        Ok::<_, Error>(session.report(vec![ReportPart::Run { model: session.model_names(model), point }], true))
+        Ok::<_, Error>(session.report(vec![ReportPart::Run { model: model.name.clone(), point }], true))
     })?;
     output.write_measured(&[report], None)
 }
@@ -207,7 +182,7 @@ fn run_one(args: RunArgs, command: String) -> Result<()> {
 fn run_sweep(args: SweepArgs, command: String) -> Result<()> {
     let SweepArgs { common, model, concurrency, rates, search } = args;
     let LoadArgs { server, workload, length, output } = common;
-    search.check(concurrency.is_empty())?;
+    search.check()?;
     rates.iter().try_for_each(|&rate| check_rate("--rates", rate))?;
     concurrency.iter().try_for_each(|&count| check_in_flight("--concurrency", count))?;
     let points = concurrency.len().max(rates.len());
@@ -217,16 +192,14 @@ fn run_sweep(args: SweepArgs, command: String) -> Result<()> {
     let limits = length.limits(LONG)?;
     output.check()?;
     let (reports, error) = runtime(server.threads)?.block_on(async {
-        let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
-        session.cancel_share = length.cancel_share;
+        let session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
         let loads = ModelLoads { session: &session, model: &session.models[0], limits };
-        session.steps.begin(&loads.plan(&concurrency, &rates, &search));
         let part = if !concurrency.is_empty() {
             loads.sweep_concurrency(&concurrency).await
         } else if !rates.is_empty() {
-            loads.sweep_rates(&rates, &search.arrivals).await
+            loads.sweep_rates(&rates).await
         } else {
-            loads.search_knee(&search).await
+            loads.search_knee(search, REFINEMENTS).await
         };
         let mut reports = [session.report(vec![part], true)];
         let error = session.finish(&mut reports);
@@ -243,115 +216,55 @@ struct ModelLoads<'a> {
 }
 
 impl ModelLoads<'_> {
-    /// Returns the plan of a sweep.
-    fn plan(self, concurrency: &[usize], rates: &[f64], search: &KneeSearchArgs) -> Plan {
-        let mut plan = Plan::default();
-        plan.add_loads(concurrency.len(), &self.limits.length);
-        rates.iter().for_each(|&rate| plan.add_loads(1, &self.length_at(rate)));
-        if plan.steps == 0 {
-            plan.add_search(search.refinements(), &self.limits.length);
-        }
-        plan
-    }
-
-    /// Prints the next step: a load of the model.
-    fn begin_step(self, what: &str) {
-        if !self.session.is_over() {
-            self.session.steps.next(format_args!("{}, {what}", self.session.model_names(self.model)));
-        }
-    }
-
     /// Measures the batch-size curve.
     async fn sweep_concurrency(self, counts: &[usize]) -> ReportPart {
         let mut points = Vec::new();
         for &concurrency in counts {
             let limits = LoadLimits { max_in_flight: concurrency, ..self.limits };
-            let load = LoadPattern::Closed { concurrency };
-            self.begin_step(&load.describe());
-            points.extend(self.session.load(self.model, load, limits).await);
+            points.extend(self.session.load(self.model, LoadPattern::Closed { concurrency }, limits).await);
         }
-        ReportPart::Batches { model: self.session.model_names(self.model), points }
+        ReportPart::Batches { model: self.model.name.clone(), points }
     }
 
-    async fn sweep_rates(self, rates: &[f64], arrivals: &ArrivalArgs) -> ReportPart {
+    async fn sweep_rates(self, rates: &[f64]) -> ReportPart {
         let mut points = Vec::new();
         for &rate in rates {
-            let load = arrivals.load(rate);
-            self.begin_step(&self.describe_open_loop(load, rate));
-            points.extend(self.sweep_rate(load, rate).await);
+            points.extend(self.measure_rate(rate).await);
         }
         self.rates_part(points)
     }
 
-    async fn search_knee(self, search: &KneeSearchArgs) -> ReportPart {
+    async fn search_knee(self, search: KneeSearchArgs, refinements: usize) -> ReportPart {
         let objectives = !self.session.workload.objectives().is_empty();
-        self.begin_step("search for the knee");
         let mut points = Vec::new();
-        while points.len() < MAX_POINTS {
+        while points.len() < MAX_POINTS && !self.session.is_over() {
             let next = match &rate_results(&points)[..] {
                 [] => Some(search.from.unwrap_or(1.0)),
-                tried => knee::next_rate(tried, search.to, search.refinements(), objectives),
+                tried => knee::next_rate(tried, search.to, search.refine.unwrap_or(refinements), objectives),
             };
             let Some(rate) = next else { break };
-            if self.session.is_over() {
-                let what =
-                    if points.is_empty() { "the search for the knee" } else { "the rest of the search for the knee" };
-                self.add_missing(what);
-                break;
-            }
-            let load = search.arrivals.load(rate);
-            let number = points.len() + 1;
-            self.session.steps.go_on(format_args!("load {number}, {}", self.describe_open_loop(load, rate)));
-            points.extend(self.sweep_rate(load, rate).await);
+            points.extend(self.measure_rate(rate).await);
         }
         self.rates_part(points)
-    }
-
-    /// Measures a load of a sweep over rates. Records it as missing if an interruption left nothing of it.
-    async fn sweep_rate(self, load: LoadPattern, rate: f64) -> Option<LoadPoint> {
-        let point = self.measure_rate(load, rate).await?;
-        if point.interrupted && point.figures.requests.measured == 0 {
-            self.add_missing(&load.describe());
-            return None;
-        }
-        Some(point)
     }
 
     fn rates_part(self, mut points: Vec<LoadPoint>) -> ReportPart {
         let knee = knee::knee(&rate_results(&points), !self.session.workload.objectives().is_empty());
         let rate = |point: &LoadPoint| point.load.rate().unwrap_or(0.0);
         points.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
-        ReportPart::Rates { model: self.session.model_names(self.model), points, knee }
+        ReportPart::Rates { model: self.model.name.clone(), points, knee }
     }
 
-    /// Measures an open loop whose duration is extended until [`MIN_REQUESTS`] are expected, unless their number is given.
-    async fn measure_rate(self, load: LoadPattern, rate: f64) -> Option<LoadPoint> {
-        let length = self.length_at(rate);
-        let limits = LoadLimits { length, min_requests: MIN_REQUESTS, ..self.limits };
-        self.session.load(self.model, load, limits).await
-    }
-
-    /// Describes an open loop, with its time if that is longer than the options state.
-    fn describe_open_loop(self, load: LoadPattern, rate: f64) -> String {
-        let described = load.describe();
-        let extended = self.length_at(rate).duration.filter(|length| Some(*length) != self.limits.length.duration);
-        match extended.map(rounded_time) {
-            Some(time) => format!("{described}, for about {time} until {MIN_REQUESTS} requests have arrived"),
-            None => described,
-        }
-    }
-
-    /// Returns the length of an open loop at `rate`.
-    fn length_at(self, rate: f64) -> RunLength {
+    /// Measures an open loop. Its duration is extended until [`MIN_REQUESTS`] are expected, unless their number is given. Returns
+    /// `None` if an interruption left nothing of it.
+    async fn measure_rate(self, rate: f64) -> Option<LoadPoint> {
         let mut length = self.limits.length;
         if let (None, Some(duration)) = (length.requests, &mut length.duration) {
             *duration = (*duration).max(Duration::from_secs_f64(MIN_REQUESTS as f64 / rate));
         }
-        length
-    }
-
-    fn add_missing(self, what: &str) {
-        self.session.abort.add_missing(&self.session.model_names(self.model), what);
+        let limits = LoadLimits { length, min_requests: MIN_REQUESTS, ..self.limits };
+        let point = self.session.load(self.model, LoadPattern::Open { rate }, limits).await?;
+        Some(point).filter(|point| !point.interrupted || point.figures.requests.measured > 0)
     }
 }
 
@@ -366,12 +279,11 @@ fn rate_results(points: &[LoadPoint]) -> Vec<RateResult> {
             rate: point.load.rate().unwrap_or(0.0),
             measured: figures.requests.measured,
             ended: point.window.begun_and_ended,
-            cancelled: figures.requests.cancelled,
             succeeded: figures.requests.well,
             good: figures.good,
             first_p90: first.p90.or(first.max),
             total_p50: figures.total_ns.p50,
-            tester_limited: !LimitEvidence::of(&[figures]).without_gaps().limits(&point.tester).is_empty(),
+            tester_limited: point.tester.may_delay(figures),
         }
     };
     complete.map(result).collect()
@@ -403,9 +315,6 @@ struct RoundArgs {
     /// Rounds before the measured ones.
     #[arg(long, value_name = "N", default_value_t = 3)]
     warm_up_rounds: u64,
-    /// Rounds in flight at a time; within each, one model answers at a time.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    rounds_at_a_time: usize,
     /// Characters of the text to score in bits per character; 0 disables scoring.
     #[arg(long, value_name = "N", default_value_t = 2000)]
     score_chars: usize,
@@ -414,13 +323,7 @@ struct RoundArgs {
 impl RoundArgs {
     fn check(&self) -> Result<()> {
         Error::check_range("--rounds", self.rounds, 1..=MAX_ROUNDS)?;
-        Error::check_range("--warm-up-rounds", self.warm_up_rounds, 0..=MAX_ROUNDS)?;
-        check_in_flight("--rounds-at-a-time", self.rounds_at_a_time)
-    }
-
-    /// Returns the number of rounds, with those before the measured ones.
-    fn total(&self) -> u64 {
-        self.rounds.saturating_add(self.warm_up_rounds)
+        Error::check_range("--warm-up-rounds", self.warm_up_rounds, 0..=MAX_ROUNDS)
     }
 }
 
@@ -431,9 +334,6 @@ fn run_compare(args: CompareArgs, command: String) -> Result<()> {
     let report = runtime(server.threads)?.block_on(async {
         let session = MeasurementSession::open(server, workload, &models, true, command).await?;
         check_comparable(&session)?;
-        let mut plan = Plan::default();
-        plan.add_rounds(rounds.total());
-        session.steps.begin(&plan);
         let comparison = compare(&session, &rounds).await?;
         Ok::<_, Error>(session.report(vec![ReportPart::Compare { comparison }], false))
     })?;
@@ -459,11 +359,6 @@ fn check_comparable(session: &MeasurementSession) -> Result<()> {
              one kind, or use `report`, which compares each kind separately"
         )));
     }
-    if let Some((workload, model)) = session.workload_with_model() {
-        return Err(Error::Setting(format!(
-            "--workload {workload}: model={model}: a comparison sends the same requests to all models, so a workload cannot name one"
-        )));
-    }
     Ok(())
 }
 
@@ -471,10 +366,10 @@ fn check_comparable(session: &MeasurementSession) -> Result<()> {
 async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<ModelComparison> {
     let models = &session.models;
     let names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
-    session.steps.next(format_args!("{}, comparison in {} rounds", names.join(", "), rounds.total()));
+    output::note(format_args!("{}, comparison in {} rounds", names.join(", "), rounds.rounds));
     let mut targets = Vec::new();
     for model in models {
-        let target = session.target(model, rounds.rounds_at_a_time, false).await?;
+        let target = session.target(model, 1, false).await?;
         if let Ok(connection) = target.pool.next() {
             wait_for_calibration(connection, &model.name).await;
         }
@@ -498,7 +393,6 @@ async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<Mod
         mix: session.mix(session.next_seed())?,
         rounds: rounds.rounds,
         warm_up: rounds.warm_up_rounds,
-        concurrency: rounds.rounds_at_a_time,
         seed: session.workload.seed,
         threads: session.server.threads,
     };
@@ -531,14 +425,14 @@ async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<Mod
     Ok(comparison)
 }
 
-/// Rate of the run for gaps and timeline, as a share of the knee.
+/// Rate of the run below the knee, as a share of the knee.
 const SHARE_OF_KNEE: f64 = 0.5;
 /// Lowest first rate of a search, in requests per second, unless --from is given.
 const MIN_FIRST_RATE: f64 = 0.1;
 /// Length of a load: all loads of one model then take little more than a minute.
 const SHORT: RunLength =
     RunLength { warm_up: Duration::from_secs(1), duration: Some(Duration::from_secs(5)), requests: None };
-/// Default of --refine. Short loads have too few requests to tell rates apart that differ by less.
+/// Default of --refine in `report`. Short loads have too few requests to tell rates apart that differ by less.
 const REPORT_REFINEMENTS: usize = 1;
 
 /// Measures everything for every model of a server.
@@ -567,34 +461,19 @@ struct Loads {
     search: KneeSearchArgs,
 }
 
-impl Loads {
-    /// Adds the loads of one model to a plan.
-    fn add_to(&self, plan: &mut Plan) {
-        let length = &self.limits.length;
-        plan.add_loads(self.concurrency.len(), length);
-        plan.add_search(self.search.refinements(), length);
-        plan.add_loads(1, length);
-    }
-}
-
 fn run_report(args: ReportArgs, command: String) -> Result<()> {
     let ReportArgs { common, models, concurrency, search, rounds } = args;
     let LoadArgs { server, workload, length, output } = common;
-    let search = search.refining(REPORT_REFINEMENTS);
-    search.check(true)?;
+    search.check()?;
     rounds.check()?;
     concurrency.iter().try_for_each(|&count| check_in_flight("--concurrency", count))?;
     let loads = Loads { limits: length.limits(SHORT)?, concurrency, search };
     output.check()?;
     let (reports, error) = runtime(server.threads)?.block_on(async {
         let mut reports = Vec::new();
-        let mut sessions = MeasurementSession::by_kind(server, workload, &models, command).await?;
+        let sessions = MeasurementSession::by_kind(server, workload, &models, command).await?;
         sessions.iter().filter(|session| session.models.len() > 1).try_for_each(check_comparable)?;
-        if let Some(first) = sessions.first() {
-            first.steps.begin(&plan(&sessions, &rounds, &loads));
-        }
-        for session in &mut sessions {
-            session.cancel_share = length.cancel_share;
+        for session in &sessions {
             reports.extend(measure_kind(session, &rounds, &loads).await);
         }
         let over = sessions.last().filter(|session| session.is_over());
@@ -604,22 +483,10 @@ fn run_report(args: ReportArgs, command: String) -> Result<()> {
     output.write_measured(&reports, error)
 }
 
-fn plan(sessions: &[MeasurementSession], rounds: &RoundArgs, loads: &Loads) -> Plan {
-    let mut plan = Plan::default();
-    for session in sessions {
-        if session.models.len() > 1 {
-            plan.add_rounds(rounds.total());
-        }
-        session.models.iter().for_each(|_| loads.add_to(&mut plan));
-    }
-    plan
-}
-
 async fn measure_kind(session: &MeasurementSession, rounds: &RoundArgs, loads: &Loads) -> Vec<MeasurementReport> {
     let mut reports = Vec::new();
-    if session.models.len() > 1 {
-        let names: Vec<_> = session.models.iter().map(|model| model.name.as_str()).collect();
-        let compared = session.measure_or_skip(&names.join(", "), "the comparison", compare(session, rounds)).await;
+    if session.models.len() > 1 && !session.is_over() {
+        let compared = session.abort.ok_or_record(compare(session, rounds).await);
         reports.extend(compared.map(|comparison| session.report(vec![ReportPart::Compare { comparison }], false)));
     }
     let mut parts = Vec::new();
@@ -632,9 +499,9 @@ async fn measure_kind(session: &MeasurementSession, rounds: &RoundArgs, loads: &
     reports
 }
 
-/// Measures one model. Loads skipped because of an interruption or a lost server are recorded as missing.
+/// Measures one model, unless an interruption or a lost server ends the session.
 async fn measure_model(model_loads: ModelLoads<'_>, loads: &Loads) -> Vec<ReportPart> {
-    let ModelLoads { session, model, .. } = model_loads;
+    let model = model_loads.model;
     let mut parts = Vec::new();
     let batches = model_loads.sweep_concurrency(&loads.concurrency).await;
     let mut answered = None;
@@ -645,7 +512,7 @@ async fn measure_model(model_loads: ModelLoads<'_>, loads: &Loads) -> Vec<Report
         parts.push(batches);
     }
     let search = loads.search.starting_at(MIN_FIRST_RATE, answered.map(|rate| rate * SHARE_OF_KNEE));
-    let rates = model_loads.search_knee(&search).await;
+    let rates = model_loads.search_knee(search, REPORT_REFINEMENTS).await;
     let mut sustained = None;
     if let ReportPart::Rates { points, knee, .. } = &rates
         && !points.is_empty()
@@ -653,14 +520,9 @@ async fn measure_model(model_loads: ModelLoads<'_>, loads: &Loads) -> Vec<Report
         sustained = knee.rate;
         parts.push(rates);
     }
-    if session.is_over() {
-        model_loads.add_missing("the open loop at half of the knee");
-    } else if let Some(rate) = sustained {
-        let rate = rate * SHARE_OF_KNEE;
-        let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate, burst: 1 };
-        model_loads.begin_step(&model_loads.describe_open_loop(load, rate));
-        let measured = model_loads.measure_rate(load, rate).await;
-        parts.extend(measured.map(|point| ReportPart::Run { model: session.model_names(model), point }));
+    if let Some(rate) = sustained {
+        let measured = model_loads.measure_rate(rate * SHARE_OF_KNEE).await;
+        parts.extend(measured.map(|point| ReportPart::Run { model: model.name.clone(), point }));
     }
     parts
 }
@@ -682,7 +544,7 @@ mod tests {
         Cli::command().debug_assert();
         let mut all = Vec::new();
         flags(&Cli::command(), "", &mut all);
-        assert!(all.len() > 60, "only {} flags found", all.len());
+        assert!(all.len() > 50, "only {} flags found", all.len());
         // flags that stay the same across measurements can be set in the environment
         let settable =
             ["api-key", "api-key-file", "tls-ca", "tls-client-cert", "tls-client-key", "timeout", "threads", "note"];
@@ -698,23 +560,5 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    }
-
-    /// Returns the seconds in which the loads of one model send requests.
-    fn seconds(options: &str) -> u64 {
-        let words = ["weir-loadtest", "report", "127.0.0.1:50051"].into_iter().chain(options.split_whitespace());
-        let Command::Report(args) = Cli::parse_from(words).command else { panic!("another command") };
-        let ReportArgs { common, concurrency, search, .. } = args;
-        let limits = common.length.limits(SHORT).unwrap();
-        let mut plan = Plan::default();
-        Loads { limits, concurrency, search: search.refining(REPORT_REFINEMENTS) }.add_to(&mut plan);
-        plan.time.as_secs()
-    }
-
-    #[test]
-    fn a_model_takes_little_more_than_a_minute_unless_options_ask_for_more() {
-        assert_eq!(seconds(""), 66);
-        assert_eq!(seconds("--duration 30s --refine 3"), 403);
-        assert_eq!(seconds("--warm-up 0 --duration 10s --concurrency 1"), 70);
     }
 }

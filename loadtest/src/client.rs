@@ -15,8 +15,6 @@ use weir_proto::v1::{Calibration, Documents, Model};
 
 /// Maximum connections.
 pub const MAX_CONNECTIONS: usize = 1024;
-/// Code that reports show for a request that the server did not end: this program's own HTTP/2 library closed the connection.
-pub const TESTER_CODE: &str = "TESTER";
 /// Flow-control window of a stream, in bytes: room for about 2,000 unread messages of about 30 bytes.
 const STREAM_WINDOW: u32 = 1 << 16;
 /// Flow-control window of a connection, in bytes. The h2 library treats many small unread frames as an attack. The larger this
@@ -63,31 +61,15 @@ impl ConnectionPool {
     }
 }
 
-/// Returns the name of the gRPC code as the specification spells it, or [`TESTER_CODE`] if this program's HTTP/2 library ended the
-/// request.
+/// Returns the name of the gRPC code as the specification spells it.
 pub fn code_name(status: &Status) -> &'static str {
-    if ended_by_tester(status) { TESTER_CODE } else { CODE_NAMES[status.code() as usize] }
-}
-
-/// True if this program's HTTP/2 library closed the connection because of too many unread frames. The server then sent no code. A
-/// connection that was closed because the server broke the protocol does not count.
-fn ended_by_tester(status: &Status) -> bool {
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
-        if let Some(error) = error.downcast_ref::<h2::Error>() {
-            let too_many_frames = error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
-            return too_many_frames && error.is_go_away() && error.is_library();
-        }
-        source = error.source();
-    }
-    false
+    CODE_NAMES[status.code() as usize]
 }
 
 const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Model as the server describes it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ModelInfo {
     pub name: String,
     pub family: String,
@@ -144,7 +126,6 @@ impl SymbolUnit {
 
 /// Limits and defaults of a model that summarizes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct DocumentInfo {
     pub max_tokens: u64,
     pub max_summary_tokens: u64,
@@ -153,18 +134,6 @@ pub struct DocumentInfo {
     pub beam_size: u32,
     pub length_penalty: f32,
     pub no_repeat_ngram: u32,
-}
-
-impl DocumentInfo {
-    /// Returns the model's default for a setting, or `None` if the server does not report it.
-    pub fn default_of(&self, setting: &str) -> Option<String> {
-        match setting {
-            "beam_size" => Some(self.beam_size.to_string()),
-            "length_penalty" => Some(self.length_penalty.to_string()),
-            "no_repeat_ngram" => Some(self.no_repeat_ngram.to_string()),
-            _ => None,
-        }
-    }
 }
 
 impl From<Documents> for DocumentInfo {
@@ -209,7 +178,6 @@ impl From<Model> for ModelInfo {
 
 /// Quality of the calibration that a model's estimates are based on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct CalibrationSummary {
     pub fewest_samples: u32,
     pub spread: f64,
@@ -260,7 +228,6 @@ pub async fn fetch_calibration(client: &Client, model: &str) -> Option<Calibrati
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ServerSoftware {
     pub name: String,
     pub version: String,

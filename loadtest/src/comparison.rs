@@ -3,31 +3,25 @@
 
 use crate::client::{CalibrationSummary, SymbolUnit, code_name};
 use crate::driver::{StopSignal, WorkloadMix, execute};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::stats::{RequestFigures, RequestOutcome, RequestStats};
-use crate::tester::{LagProbe, TesterFigures, TesterLimit};
-use crate::timer::{ClientTimer, CounterDelta, LiveCounters, ServerReport};
+use crate::tester::{LagProbe, TesterFigures};
+use crate::timer::{ClientTimer, LiveCounters, ServerReport};
 use crate::workload::RequestTarget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tonic::Status;
-use weir_measure::histogram::ValueHistogram;
 use weir_measure::stats::{Gain, MeanDifference, median};
 use weir_proto::v1::{ScoreRequest, score_response::Event};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ModelComparison {
     pub baseline: String,
     pub rounds: u64,
     pub complete: u64,
-    pub concurrency: usize,
     pub warm_up: u64,
     pub interrupted: bool,
     pub scored: Option<String>,
@@ -37,7 +31,6 @@ pub struct ModelComparison {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ComparedModel {
     pub model: String,
     /// Unit of its answers' lengths.
@@ -63,7 +56,6 @@ pub struct ComparedModel {
 /// Medians over the rounds in which all models have the figure, counted from sending. `figures` has percentiles of histograms
 /// over all requests of the model, which may differ.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Medians {
     pub total_ns: Option<f64>,
     pub time_to_first_char_ns: Option<f64>,
@@ -75,7 +67,6 @@ pub struct Medians {
 
 /// Gains: the baseline's median divided by this model's, over complete rounds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Gains {
     pub total: Option<Gain>,
     pub time_to_first_char: Option<Gain>,
@@ -99,12 +90,6 @@ impl ComparedModel {
 }
 
 impl ModelComparison {
-    /// Returns the ways in which the tester may have distorted the figures.
-    pub fn tester_limits(&self) -> Vec<TesterLimit> {
-        let figures: Vec<_> = self.models.iter().map(|model| &model.figures).collect();
-        TesterLimit::of(&self.tester, &figures)
-    }
-
     /// Sets the unit of each model's answers. If they differ, answers of N symbols are texts of different length, so their total
     /// times have no gain.
     pub fn set_units(&mut self, units: impl IntoIterator<Item = SymbolUnit>) {
@@ -145,8 +130,6 @@ pub struct ComparisonSetup {
     pub rounds: u64,
     /// Rounds before, which are not measured.
     pub warm_up: u64,
-    /// Rounds in flight at a time.
-    pub concurrency: usize,
     pub seed: u64,
     pub threads: usize,
 }
@@ -163,83 +146,75 @@ struct RoundFigures {
 /// Figures of each model in a round; `None` for models that failed.
 type RoundOfModels = Vec<Option<RoundFigures>>;
 
-struct ComparisonState {
-    setup: ComparisonSetup,
-    counters: Arc<LiveCounters>,
-    next: AtomicU64,
-    results: Mutex<RoundResults>,
-    stop: StopSignal,
-}
-
-struct RoundResults {
-    stats: Vec<RequestStats>,
-    rounds: Vec<RoundOfModels>,
-}
-
 /// Runs all rounds. Calls `on_round` after each with the number of rounds begun. With `probe_lag`, measures how late this program
 /// sees events. Fails only if an invariant is broken; failed requests are not errors.
 pub async fn compare_models(
     setup: ComparisonSetup,
     stop: StopSignal,
     probe_lag: bool,
-    on_round: impl Fn(u64) + Send + Sync + 'static,
+    on_round: impl Fn(u64),
 ) -> Result<ModelComparison> {
-    let stats = setup.targets.iter().map(|target| RequestStats::new(target.boundaries)).collect();
-    let results = Mutex::new(RoundResults { stats, rounds: Vec::new() });
-    let state = Arc::new(ComparisonState { setup, counters: Arc::default(), next: AtomicU64::new(0), results, stop });
+    let counters = Arc::new(LiveCounters::default());
+    let mut stats: Vec<_> = setup.targets.iter().map(|target| RequestStats::new(target.boundaries)).collect();
+    let mut rounds = Vec::new();
     let probe = if probe_lag { Some(LagProbe::start()?) } else { None };
-    let begun = state.counters.read();
-    let on_round = Arc::new(on_round);
-    let mut tasks = JoinSet::new();
-    for _ in 0..state.setup.concurrency {
-        let state = state.clone();
-        let on_round = on_round.clone();
-        tasks.spawn(async move {
-            loop {
-                let number = state.next.fetch_add(1, Relaxed);
-                if *state.stop.borrow() || number >= state.setup.warm_up + state.setup.rounds {
-                    return Ok(());
-                }
-                run_round(&state, number).await?;
-                on_round(number + 1);
-            }
-        });
-    }
-    while let Some(ended) = tasks.join_next().await {
-        ended.unwrap_or_else(|error| Err(Error::Internal(format!("a round's task: {error}"))))?;
+    let begun = counters.read();
+    for number in 0..setup.warm_up + setup.rounds {
+        if *stop.borrow() {
+            break;
+        }
+        let mut measured = if number < setup.warm_up { None } else { Some(&mut stats) };
+        let round = run_round(&setup, number, &counters, &stop, measured.as_deref_mut()).await?;
+        rounds.extend(measured.map(|_| round));
+        on_round(number + 1);
     }
     let lags = LagProbe::stop(probe).await?;
-    build_comparison(&state, state.counters.read().since(&begun), &lags)
+    let mut tester = TesterFigures::new(
+        setup.threads,
+        setup.targets.iter().map(|target| target.pool.connections.len()).sum(),
+        counters.read().since(&begun),
+        &lags,
+    );
+    let models = compared_models(&setup, &stats, &rounds);
+    tester.find_limits(&models.iter().map(|model| &model.figures).collect::<Vec<_>>());
+    Ok(ModelComparison {
+        baseline: setup.targets.first().map(|target| target.model.clone()).unwrap_or_default(),
+        rounds: rounds.len() as u64,
+        complete: rounds.iter().filter(|round| round.iter().all(Option::is_some)).count() as u64,
+        warm_up: setup.warm_up,
+        interrupted: *stop.borrow(),
+        scored: None,
+        models,
+        tester,
+    })
 }
 
-async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
-    let ComparisonSetup { targets, mix, warm_up, .. } = &state.setup;
-    let drawn = mix.draw(number)?;
+/// Sends a request to each model in turn. Records the outcomes in `stats`, if the round is measured.
+async fn run_round(
+    setup: &ComparisonSetup,
+    number: u64,
+    counters: &Arc<LiveCounters>,
+    stop: &StopSignal,
+    mut stats: Option<&mut Vec<RequestStats>>,
+) -> Result<RoundOfModels> {
+    let targets = &setup.targets;
+    let (_, request) = setup.mix.draw(number)?;
     let mut round: RoundOfModels = vec![None; targets.len()];
-    let mut ended = Vec::new();
     for turn in 0..targets.len() {
         let model = (turn + number as usize) % targets.len();
-        let mut timer = ClientTimer::new(state.counters.clone(), Instant::now(), None);
-        let outcome = execute(&*drawn.request, &targets[model], &mut timer, &mut state.stop.clone()).await;
+        let mut timer = ClientTimer::new(counters.clone(), Instant::now());
+        let outcome = execute(&request, &targets[model], &mut timer, &mut stop.clone()).await;
         let total = timer.sent.unwrap_or(timer.intended).elapsed();
-        round[model] = (outcome == RequestOutcome::Completed).then(|| RoundFigures::of(&timer, total));
-        ended.push((model, timer, outcome, total));
-        if *state.stop.borrow() {
+        let good = outcome == RequestOutcome::Completed;
+        round[model] = good.then(|| RoundFigures::of(&timer, total));
+        if let Some(stats) = &mut stats {
+            stats[model].record(&timer, &outcome, total, good);
+        }
+        if *stop.borrow() {
             break;
         }
     }
-    if number < *warm_up {
-        return Ok(());
-    }
-    let mut results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
-    for (model, timer, outcome, total) in ended {
-        let good = outcome == RequestOutcome::Completed;
-        if let Some(stats) = results.stats.get_mut(model) {
-            stats.record(&timer, &outcome, total, good);
-        }
-    }
-    results.rounds.push(round);
-    Ok(())
+    Ok(round)
 }
 
 impl RoundFigures {
@@ -269,10 +244,9 @@ fn estimated_gains(rounds: &[[(f64, f64); 3]], seed: u64) -> Option<Gains> {
     (!rounds.is_empty()).then(|| Gains { total, time_to_first_char, char, ..Gains::default() })
 }
 
-fn build_comparison(state: &ComparisonState, window: CounterDelta, lags: &ValueHistogram) -> Result<ModelComparison> {
-    let ComparisonSetup { targets, warm_up, concurrency, seed, threads, .. } = &state.setup;
-    let results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
-    let complete: Vec<_> = results.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
+fn compared_models(setup: &ComparisonSetup, stats: &[RequestStats], rounds: &[RoundOfModels]) -> Vec<ComparedModel> {
+    let seed = setup.seed;
+    let complete: Vec<_> = rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
     // only rounds in which all models have the figure, so that a model's median does not depend on the model it is compared with
     let column = |model: usize, figure: usize| -> Vec<f64> {
         let nanos = |figures: &Option<RoundFigures>| Some(figures.as_ref()?.times[figure]?.as_nanos() as f64);
@@ -283,7 +257,7 @@ fn build_comparison(state: &ComparisonState, window: CounterDelta, lags: &ValueH
     let gains = |model: usize| {
         let [total, time_to_first_char, char, encode, decode_token, keystroke] = all.map(|figure| {
             let pairs: Vec<_> = column(0, figure).into_iter().zip(column(model, figure)).collect();
-            Gain::from_pairs(&pairs, *seed)
+            Gain::from_pairs(&pairs, seed)
         });
         Gains { total, time_to_first_char, char, encode, decode_token, keystroke }
     };
@@ -292,10 +266,9 @@ fn build_comparison(state: &ComparisonState, window: CounterDelta, lags: &ValueH
             all.map(|figure| median(column(model, figure)));
         Medians { total_ns, time_to_first_char_ns, char_ns, encode_ns, decode_token_ns, keystroke_ns }
     };
-    let compared = |(model, target): (usize, &RequestTarget)| {
-        let stats = results.stats.get(model).ok_or_else(|| Error::Internal("a model without figures".into()))?;
+    let compared = |(model, (target, stats)): (usize, (&RequestTarget, &RequestStats))| {
         let estimates: Vec<_> = complete.iter().filter_map(|round| round.get(model)?.as_ref()?.estimates).collect();
-        Ok(ComparedModel {
+        ComparedModel {
             model: target.model.clone(),
             unit: SymbolUnit::default(),
             bits_per_char: None,
@@ -304,25 +277,11 @@ fn build_comparison(state: &ComparisonState, window: CounterDelta, lags: &ValueH
             figures: stats.figures(),
             medians: medians(model),
             gains: (model > 0).then(|| gains(model)),
-            estimated: estimated_gains(&estimates, *seed),
+            estimated: estimated_gains(&estimates, seed),
             calibrated: None,
-        })
+        }
     };
-    let models: Vec<_> = targets.iter().enumerate().map(compared).collect::<Result<_>>()?;
-    let connections = targets.iter().map(|target| target.pool.connections.len()).sum();
-    let mut tester = TesterFigures::new(*threads, connections, window, lags);
-    tester.find_limits(&models.iter().map(|model| &model.figures).collect::<Vec<_>>());
-    Ok(ModelComparison {
-        baseline: targets.first().map(|target| target.model.clone()).unwrap_or_default(),
-        rounds: results.rounds.len() as u64,
-        complete: complete.len() as u64,
-        concurrency: *concurrency,
-        warm_up: *warm_up,
-        interrupted: *state.stop.borrow(),
-        scored: None,
-        models,
-        tester,
-    })
+    setup.targets.iter().zip(stats).enumerate().map(compared).collect()
 }
 
 /// Symbols of a block of a scored text. Neighbouring symbols are hard or easy together, so the interval of a difference comes from

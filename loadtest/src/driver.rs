@@ -1,14 +1,15 @@
 //! Open and closed loops: draw requests from a mix of workloads, send them on schedule, and record all of them.
 
 use crate::client::code_name;
+use crate::edit::EditCall;
 use crate::error::{Error, Result};
+use crate::generate::{GenerateCall, SummarizeCall};
 use crate::schedule::{RunLength, ScheduledCounts, ScheduledRequest};
-use crate::stats::{RequestOutcome, RequestStats, Timeline, UNAVAILABLE};
+use crate::stats::{RequestOutcome, RequestStats, UNAVAILABLE};
 use crate::tester::LagProbe;
 use crate::timer::{ClientTimer, CounterDelta, CounterSnapshot, LiveCounters};
-use crate::workload::{PreparedRequest, RequestTarget, Workload, WorkloadInfo, WorkloadKind, WorkloadSpec};
-use crate::{edit, generate};
-use rand::{RngExt, SeedableRng};
+use crate::workload::{PromptText, RequestTarget, WorkloadInfo, WorkloadKind, WorkloadSpec};
+use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, weighted::WeightedIndex};
 use std::collections::HashSet;
@@ -21,12 +22,13 @@ use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
+use tonic::Status;
 use weir_client::quoted;
 use weir_measure::{format, histogram::ValueHistogram};
 
-/// Interval at which the timeline samples the counters.
-const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
+/// Interval at which progress is shown.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// First pause of a closed loop's client before it sends to an unavailable server again; doubled each time …
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -74,12 +76,8 @@ pub enum RequestSource {
 pub struct LoadResult {
     /// Statistics of each workload.
     pub stats: Vec<RequestStats>,
-    /// Model that each workload's requests went to.
-    pub models: Vec<String>,
     /// Changes of the counters within the measured window.
     pub window: CounterDelta,
-    /// Timeline until the last request had ended.
-    pub timeline: Timeline,
     /// Lags of the probe; empty if it did not run.
     pub lags: ValueHistogram,
     /// Requests that waited for the limit on requests in flight.
@@ -110,8 +108,7 @@ pub async fn run_load(
 ) -> Result<LoadResult> {
     let LoadRun { length, begin, source, stop, probe_lag } = run;
     let counters = Arc::new(LiveCounters::default());
-    let models = job.mix.models(&job.target.model);
-    let stats = Mutex::new(models.iter().map(|_| RequestStats::new(job.target.boundaries)).collect());
+    let stats = Mutex::new(job.mix.workloads.iter().map(|_| RequestStats::new(job.target.boundaries)).collect());
     let open = begin + length.warm_up;
     let shared = Arc::new(DriverState { job, counters: counters.clone(), stats, held: AtomicU64::new(0), open, stop });
     let requests = send_all(shared.clone(), length, begin, source);
@@ -127,37 +124,30 @@ pub async fn run_load(
             () = sleep_until(open) => {}
         }
     }
-    let mut timeline = Timeline::begin(&counters);
     let probe = if probe_lag { Some(LagProbe::start()?) } else { None };
     let opened = counters.read();
     let close = length.duration.map(|duration| open + duration);
-    let closed = if is_done { None } else { observe(&counters, &mut timeline, close, requests, on_progress).await? };
+    let closed = if is_done { None } else { observe(&counters, close, requests, on_progress).await? };
     let closed = closed.unwrap_or_else(|| counters.read());
-    timeline.flush(&counters);
     let lags = LagProbe::stop(probe).await?;
     let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(LoadResult {
         stats: std::mem::take(&mut *stats),
-        models,
         window: closed.since(&opened),
-        timeline,
         lags,
         held: shared.held.load(Relaxed),
         interrupted: *shared.stop.borrow(),
     })
 }
 
-/// Samples the counters until all requests have ended. Returns their values when the window closed, if it closed before that.
+/// Waits until all requests have ended. Returns the counters' values when the window closed, if it closed before that.
 async fn observe(
     counters: &LiveCounters,
-    timeline: &mut Timeline,
     close: Option<Instant>,
     mut requests: std::pin::Pin<&mut impl Future<Output = Result<()>>>,
     on_progress: &mut (dyn FnMut(&LiveCounters) + Send),
 ) -> Result<Option<CounterSnapshot>> {
-    let mut ticks = interval(SAMPLE_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks.tick().await;
+    let mut ticks = interval(PROGRESS_INTERVAL);
     let mut closed = None;
     let never = Instant::now() + Duration::from_secs(1 << 20);
     loop {
@@ -166,10 +156,7 @@ async fn observe(
             () = sleep_until(close.unwrap_or(never)), if close.is_some() && closed.is_none() => {
                 closed = Some(counters.read());
             }
-            _ = ticks.tick() => {
-                timeline.tick(counters);
-                on_progress(counters);
-            }
+            _ = ticks.tick() => on_progress(counters),
         }
     }
 }
@@ -265,25 +252,26 @@ async fn open_loop(
 
 async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<RequestOutcome> {
     let DriverState { job, counters, .. } = shared;
-    let DrawnRequest { workload, request, cancel_after } = job.mix.draw(scheduled.number)?;
-    let mut timer = ClientTimer::new(counters.clone(), scheduled.intended, cancel_after);
+    let (workload, request) = job.mix.draw(scheduled.number)?;
+    let mut timer = ClientTimer::new(counters.clone(), scheduled.intended);
     timer.counts_from = (!scheduled.measured).then_some(shared.open);
-    counters.totals.started.fetch_add(1, Relaxed);
+    counters.update(|counts| counts.started += 1);
     let mut stop = shared.stop.clone();
-    let outcome = execute(&*request, &job.target, &mut timer, &mut stop).await;
+    let outcome = execute(&request, &job.target, &mut timer, &mut stop).await;
     let total = scheduled.intended.elapsed();
     let good = outcome == RequestOutcome::Completed && job.objectives.are_met(&timer, total);
-    if outcome == RequestOutcome::Completed {
-        counters.totals.finished.fetch_add(1, Relaxed);
-        counters.totals.good.fetch_add(u64::from(good), Relaxed);
-        timer.first().into_iter().for_each(|time| counters.record_first(time));
-    } else {
-        counters.totals.failed.fetch_add(1, Relaxed);
-    }
     // A session that edits a document lasts longer than most warm-ups: its keystrokes in the window count.
     let typed = outcome == RequestOutcome::Completed && timer.edits.as_ref().is_some_and(|edits| edits.keystrokes > 0);
-    if scheduled.measured || typed {
-        counters.totals.measured.fetch_add(1, Relaxed);
+    let counts_here = scheduled.measured || typed;
+    counters.update(|counts| {
+        match outcome {
+            RequestOutcome::Completed => counts.finished += 1,
+            _ => counts.failed += 1,
+        }
+        counts.good += u64::from(good);
+        counts.measured += u64::from(counts_here);
+    });
+    if counts_here {
         let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
         let stats = stats.get_mut(workload).ok_or_else(|| Error::Internal(format!("no workload {workload}")))?;
         match scheduled.measured {
@@ -296,7 +284,7 @@ async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<Reque
 
 /// Sends a request and returns its outcome. The time limit is enforced by this client's clock, whatever the server does.
 pub async fn execute(
-    request: &dyn PreparedRequest,
+    request: &PreparedRequest,
     target: &RequestTarget,
     timer: &mut ClientTimer,
     stop: &mut StopSignal,
@@ -308,7 +296,6 @@ pub async fn execute(
     };
     let took = begun.elapsed();
     match result {
-        _ if timer.is_cancelled() => RequestOutcome::Cancelled,
         // a busy machine reads an answer late: one read after the limit counts as late
         Ok(Ok(())) if took <= target.timeout => RequestOutcome::Completed,
         // tonic has a timer of its own for the same limit, with a code of its own
@@ -320,29 +307,33 @@ pub async fn execute(
 /// Maximum workloads of a mix.
 pub const MAX_WORKLOADS: usize = 16;
 
-static KINDS: [WorkloadKind; 3] = [generate::GENERATE, generate::SUMMARIZE, edit::EDIT];
+/// Request ready to be sent, to several models if need be, each time with the same content.
+pub enum PreparedRequest {
+    Generate(GenerateCall),
+    Summarize(SummarizeCall),
+    Edit(EditCall),
+}
+
+impl PreparedRequest {
+    async fn send(&self, target: &RequestTarget, timer: &mut ClientTimer) -> std::result::Result<(), Status> {
+        match self {
+            Self::Generate(call) => call.send(target, timer).await,
+            Self::Summarize(call) => call.send(target, timer).await,
+            Self::Edit(call) => call.send(target, timer).await,
+        }
+    }
+}
 
 /// Workloads with their weights.
 pub struct WorkloadMix {
-    workloads: Vec<Workload>,
+    workloads: Vec<(WorkloadSpec, PromptText)>,
     weights: WeightedIndex<f64>,
     seed: u64,
-    cancel_share: f64,
-}
-
-/// Request drawn from a mix.
-pub struct DrawnRequest {
-    /// Index of its workload.
-    pub workload: usize,
-    pub request: Box<dyn PreparedRequest>,
-    /// Characters after which the client cancels it, if it does.
-    pub cancel_after: Option<u64>,
 }
 
 impl WorkloadMix {
-    /// Builds a mix; the client cancels a share of `cancel_share` of its requests midway.
-    /// Fails if the list is empty or too long, two workloads share a name, or one is invalid.
-    pub fn new(specs: &[WorkloadSpec], seed: u64, cancel_share: f64) -> Result<Self> {
+    /// Builds a mix. Fails if the list is empty or too long, two workloads share a name, or one is invalid.
+    pub fn new(specs: Vec<WorkloadSpec>, seed: u64) -> Result<Self> {
         if !(1..=MAX_WORKLOADS).contains(&specs.len()) {
             return Err(Error::option("--workload", specs.len(), format!("1 to {MAX_WORKLOADS} workloads")));
         }
@@ -351,41 +342,36 @@ impl WorkloadMix {
             let expected = "a name of its own (the report could not distinguish two workloads of one name)";
             return Err(Error::option("--workload name", quoted(&repeated.name), expected));
         }
-        let build = |spec: &WorkloadSpec| {
-            let kind = KINDS.iter().find(|kind| kind.name == spec.kind).ok_or_else(|| {
-                let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
-                Error::option("--workload kind", quoted(&spec.kind), format!("one of {}", names.join(", ")))
-            })?;
-            Workload::new(spec, kind)
-        };
-        let workloads = specs.iter().map(build).collect::<Result<Vec<_>>>()?;
         let weights = WeightedIndex::new(specs.iter().map(|spec| spec.weight));
+        let read = |spec: WorkloadSpec| {
+            spec.check()?;
+            let text = PromptText::read(&spec.files)?;
+            Ok((spec, text))
+        };
+        let workloads = specs.into_iter().map(read).collect::<Result<_>>()?;
         let weights = weights.map_err(|error| Error::option("--workload weight", error, "numbers above 0"))?;
-        Ok(Self { workloads, weights, seed, cancel_share })
-    }
-
-    /// Returns the model of each workload, where `measured` is the measured model.
-    pub fn models(&self, measured: &str) -> Vec<String> {
-        self.infos().into_iter().map(|info| info.model.unwrap_or_else(|| measured.to_owned())).collect()
+        Ok(Self { workloads, weights, seed })
     }
 
     /// Describes the workloads for the report.
     pub fn infos(&self) -> Vec<WorkloadInfo> {
-        self.workloads.iter().map(Workload::info).collect()
+        self.workloads.iter().map(|(spec, text)| spec.info(&text.name)).collect()
     }
 
-    /// Returns the request with this number; it is always the same. Fails only if an invariant is broken.
-    pub fn draw(&self, number: u64) -> Result<DrawnRequest> {
+    /// Returns the request with this number, which is always the same, and the index of its workload. Fails only if an invariant
+    /// is broken.
+    pub fn draw(&self, number: u64) -> Result<(usize, PreparedRequest)> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(number);
         let index = self.weights.sample(&mut rng);
-        let workload = self.workloads.get(index).ok_or_else(|| Error::Internal(format!("no workload {index}")))?;
-        // drawn before the content, so that the content does not depend on `cancel_share`
-        let is_cancelled = rng.random_bool(self.cancel_share);
-        let share: f64 = rng.random();
-        let request = workload.draw(&mut rng)?;
-        let cancel_after = is_cancelled.then(|| (share * request.max_chars() as f64).ceil().max(1.0) as u64);
-        Ok(DrawnRequest { workload: index, request, cancel_after })
+        let workload = self.workloads.get(index);
+        let (spec, text) = workload.ok_or_else(|| Error::Internal(format!("no workload {index}")))?;
+        let request = match spec.kind {
+            WorkloadKind::Generate => PreparedRequest::Generate(GenerateCall::draw(spec, text, &mut rng)?),
+            WorkloadKind::Summarize => PreparedRequest::Summarize(SummarizeCall::draw(spec, text, &mut rng)?),
+            WorkloadKind::Edit => PreparedRequest::Edit(EditCall::draw(spec, text, &mut rng)?),
+        };
+        Ok((index, request))
     }
 }
 
@@ -460,11 +446,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_is_good_if_it_meets_every_objective() {
-        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), None);
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now());
         timer.mark_sent();
         for after in [100, 10, 10, 40] {
             sleep(Duration::from_millis(after)).await;
-            let _ = timer.record(ReceivedMessage { characters: 1, ..ReceivedMessage::default() });
+            timer.record(ReceivedMessage { characters: 1, ..ReceivedMessage::default() });
         }
         let total = Duration::from_millis(160);
         let met = |text: &str| Objectives::from_str(text).unwrap().are_met(&timer, total);

@@ -6,76 +6,71 @@
 use crate::error::{Error, Result};
 use crate::schedule::{Pacer, ScheduledRequest};
 use crate::timer::{AnsweredKeystroke, ClientTimer, KeystrokeTimer};
-use crate::workload::{
-    self, PreparedRequest, PromptSource, RequestTarget, SendFuture, TypingSpec, WorkloadKind, WorkloadSpec,
-    edit_settings,
-};
+use crate::workload::{PromptText, RequestTarget, WorkloadSpec};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, LogNormal};
 use std::time::Duration;
 use tokio::sync::mpsc::{self, Sender};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
-use weir_client::{quoted, status::CODE_NAMES};
+use weir_client::status::CODE_NAMES;
 use weir_proto::v1::{
     CloseDocument, CompleteDocument, CompletionItem, DocumentCompletions, EditFailure, EditRequest, EditResponse,
-    OpenDocument, SpliceDocument, TextSplice, edit_request::Action, edit_response::Event,
+    OpenDocument, SpliceDocument, TextSplice, Until, edit_request::Action, edit_response::Event,
 };
 
 /// Characters of a completion, at most: the server's default. The text with a completion must fit the model.
 const COMPLETION_CHARS: u64 = 32;
 
-/// Edits documents.
-pub(crate) const EDIT: WorkloadKind = WorkloadKind {
-    name: workload::EDIT,
-    check: |spec| {
-        spec.typing.check()?;
-        if !matches!(spec.prompts, PromptSource::Excerpts(_)) {
-            let expected = format!("a length for kind={}: the characters before the cursor", workload::EDIT);
-            return Err(Error::option("--prompt-chars", quoted(&spec.prompts.to_string()), expected));
-        }
-        spec.check_length()
-    },
-    describe: |spec, _, info| {
-        info.output_chars = format!("{} keystrokes", spec.output);
-        info.settings = edit_settings(&spec.typing);
-    },
-    draw: |spec, prompts, rng| {
-        let WorkloadSpec { output, typing, max_symbols, model, .. } = spec;
-        let PromptSource::Excerpts(length) = spec.prompts else {
-            return Err(Error::Internal("a document without a length".into()));
-        };
-        let room = max_symbols.saturating_sub(COMPLETION_CHARS);
-        let before = length.draw(rng, room.saturating_sub(output.longest().unwrap_or(1)))?;
-        let count = output.draw(rng, room.saturating_sub(before))?;
-        let text = prompts.text.excerpt(rng, before + count);
-        let edge = text.char_indices().nth(before as usize).map_or(text.len(), |(edge, _)| edge);
-        let (document, typed) = text.split_at(edge);
-        let gaps = typing.gaps(rng, typed.chars().count())?;
-        let document = document.to_owned();
-        Ok(Box::new(EditCall { document, typed: typed.to_owned(), gaps, typing: *typing, model: model.clone() }))
-    },
-};
+/// Completions that each keystroke asks for.
+const COUNT: u32 = 3;
 
-struct EditCall {
+/// Standard deviation of the logarithm of the times between keystrokes. The times of a fast typist and a slow one differ, but
+/// both are skewed to the right like this.
+const SIGMA: f64 = 0.5;
+
+/// Edits a document.
+pub struct EditCall {
     /// Text before the cursor.
     document: String,
     /// Characters to type.
     typed: String,
     /// Time before each of them.
     gaps: Vec<Duration>,
-    typing: TypingSpec,
-    model: Option<String>,
+    /// Time from the first completions to the first gap.
+    pause: Duration,
+}
+
+/// Draws the log-normal times before `count` keystrokes, with the mean 1 / `rate`. Never fails for a rate above 0.
+fn gaps(rate: f64, rng: &mut impl Rng, count: usize) -> Result<Vec<Duration>> {
+    // the mean of a log-normal distribution is exp(mu + sigma² / 2)
+    let mu = -rate.ln() - SIGMA * SIGMA / 2.0;
+    let gaps = LogNormal::new(mu, SIGMA).map_err(|error| Error::Internal(format!("a typist: {error}")))?;
+    Ok(gaps.sample_iter(rng).take(count).map(Duration::from_secs_f64).collect())
 }
 
 impl EditCall {
+    /// Draws a session. Fails only if an invariant is broken.
+    pub(crate) fn draw(spec: &WorkloadSpec, text: &PromptText, rng: &mut ChaCha8Rng) -> Result<Self> {
+        let room = spec.max_symbols.saturating_sub(COMPLETION_CHARS);
+        let before = spec.prompt.draw(rng, room.saturating_sub(spec.output.longest().unwrap_or(1)))?;
+        let count = spec.output.draw(rng, room.saturating_sub(before))?;
+        let text = text.excerpt(rng, before + count);
+        let edge = text.char_indices().nth(before as usize).map_or(text.len(), |(edge, _)| edge);
+        let (document, typed) = text.split_at(edge);
+        let gaps = gaps(spec.rate, rng, typed.chars().count())?;
+        Ok(Self { document: document.to_owned(), typed: typed.to_owned(), gaps, pause: spec.pause })
+    }
+
     /// Returns the request for completions after `number` characters, which end at byte `cursor`.
-    fn complete(&self, number: u64, cursor: usize) -> Action {
-        let TypingSpec { count, until, .. } = self.typing;
+    fn complete(number: u64, cursor: usize) -> Action {
         Action::Complete(CompleteDocument {
             id: number,
             cursor_byte: cursor as u64,
-            count: Some(count),
-            until: Some(until.into()),
+            count: Some(COUNT),
+            until: Some(Until::Word.into()),
             max_chars: None,
             constraint: None,
         })
@@ -90,7 +85,7 @@ impl EditCall {
     ) -> Result<(Vec<String>, Streaming<EditResponse>), Status> {
         let open = OpenDocument { model: Some(model.into()), text: self.document.clone(), ..Default::default() };
         queue(requests, Action::Open(open))?;
-        queue(requests, self.complete(0, self.document.len()))?;
+        queue(requests, Self::complete(0, self.document.len()))?;
         let mut answers = answers.await?;
         loop {
             match next_event(&mut answers).await? {
@@ -101,14 +96,14 @@ impl EditCall {
         }
     }
 
-    /// Types the text at its planned times, and reads the answers. Returns early if this client cancels the session.
+    /// Types the text at its planned times, and reads the answers.
     async fn edit(
         &self,
         requests: &Sender<EditRequest>,
         (first, mut answers): (Vec<String>, Streaming<EditResponse>),
         timer: &mut ClientTimer,
     ) -> Result<(), Status> {
-        let begin = Instant::now() + self.typing.pause;
+        let begin = Instant::now() + self.pause;
         let due = |after: &mut Duration, gap: &Duration| {
             *after += *gap;
             Some(begin + *after)
@@ -128,16 +123,14 @@ impl EditCall {
                     Some((ScheduledRequest { number, .. }, character)) => {
                         queue(requests, insert(number, cursor, character))?;
                         cursor += character.len_utf8();
-                        queue(requests, self.complete(number, cursor))?;
+                        queue(requests, Self::complete(number, cursor))?;
                         keystrokes.sent(Instant::now());
                     }
                     None => is_typing = false,
                 },
                 event = next_event(&mut answers) => match event? {
                     Event::Completions(completions) => {
-                        if timer.record_answer().is_break() {
-                            return Ok(());
-                        }
+                        timer.record_answer();
                         keystrokes.completed(completions.id, answered(completions), Instant::now());
                     }
                     Event::Stale(stale) => keystrokes.stale(stale.id),
@@ -158,28 +151,18 @@ impl EditCall {
         while answers.message().await?.is_some() {}
         Ok(())
     }
-}
 
-impl PreparedRequest for EditCall {
-    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut ClientTimer) -> SendFuture<'a> {
-        Box::pin(async move {
-            let connection = target.pool.next()?;
-            // room for all messages of the session, so that keystrokes never wait for the server
-            let (requests, receiver) = mpsc::channel(2 * self.gaps.len() + 3);
-            let request = connection.request_within(ReceiverStream::new(receiver), target.timeout);
-            timer.mark_sent();
-            let answers = async { Ok(connection.start_edit(request).await?.into_inner()) };
-            let model = self.model.as_ref().unwrap_or(&target.model);
-            let opened = self.open(model, &requests, answers).await?;
-            if timer.record_answer().is_break() {
-                return Ok(());
-            }
-            self.edit(&requests, opened, timer).await
-        })
-    }
-
-    fn max_chars(&self) -> u64 {
-        self.gaps.len() as u64 + 1
+    /// Runs the session, and records every answer with `timer`.
+    pub(crate) async fn send(&self, target: &RequestTarget, timer: &mut ClientTimer) -> Result<(), Status> {
+        let connection = target.pool.next()?;
+        // room for all messages of the session, so that keystrokes never wait for the server
+        let (requests, receiver) = mpsc::channel(2 * self.gaps.len() + 3);
+        let request = connection.request_within(ReceiverStream::new(receiver), target.timeout);
+        timer.mark_sent();
+        let answers = async { Ok(connection.start_edit(request).await?.into_inner()) };
+        let opened = self.open(&target.model, &requests, answers).await?;
+        timer.record_answer();
+        self.edit(&requests, opened, timer).await
     }
 }
 
@@ -217,4 +200,24 @@ fn failed(failure: &EditFailure) -> Status {
     let number = CODE_NAMES.iter().position(|name| *name == failure.code);
     let code = number.and_then(|number| i32::try_from(number).ok()).map_or(Code::Unknown, Code::from);
     Status::new(code, failure.message.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::SeedableRng;
+
+    #[test]
+    fn gaps_have_the_rate_and_the_spread_and_follow_the_seed() {
+        let gaps = |seed| gaps(8.0, &mut ChaCha8Rng::seed_from_u64(seed), 20_000).unwrap();
+        let drawn = gaps(1);
+        let mean = drawn.iter().map(Duration::as_secs_f64).sum::<f64>() / 20_000.0;
+        assert!((mean * 8.0 - 1.0).abs() < 0.02, "{mean}");
+        let logs: Vec<f64> = drawn.iter().map(|gap| gap.as_secs_f64().ln()).collect();
+        let middle = logs.iter().sum::<f64>() / 20_000.0;
+        let variance = logs.iter().map(|log| (log - middle).powi(2)).sum::<f64>() / 20_000.0;
+        assert!((variance.sqrt() - SIGMA).abs() < 0.02, "{variance}");
+        assert_eq!(drawn, gaps(1));
+        assert_ne!(drawn, gaps(2));
+    }
 }

@@ -29,8 +29,6 @@ pub struct RateResult {
     pub measured: u64,
     /// Measured requests that ended within the window.
     pub ended: u64,
-    /// Measured requests that the client cancelled on purpose.
-    pub cancelled: u64,
     /// Measured requests that succeeded.
     pub succeeded: u64,
     /// Measured requests that succeeded and met the objectives.
@@ -45,7 +43,6 @@ pub struct RateResult {
 
 /// Result of a rate sweep.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Knee {
     /// Highest sustained rate, in requests per second; absent if no rate was sustained.
     pub rate: Option<f64>,
@@ -57,21 +54,19 @@ pub struct Knee {
 
 /// Returns why the server does not sustain a rate, or `None` if it does.
 pub fn unsustained_reason(tried: &RateResult, lowest: &RateResult, objectives: bool) -> Option<String> {
-    let RateResult { measured, ended, cancelled, succeeded, good, .. } = *tried;
-    let judged = measured.saturating_sub(cancelled);
-    let share = |part: u64| part as f64 / judged as f64;
-    if judged == 0 {
-        let why = if measured == 0 { "no request was measured" } else { "all requests were cancelled on purpose" };
-        return Some(why.into());
+    let RateResult { measured, ended, succeeded, good, .. } = *tried;
+    let share = |part: u64| part as f64 / measured as f64;
+    if measured == 0 {
+        return Some("no request was measured".into());
     }
     if share(succeeded) < MIN_SUCCEEDED_SHARE {
-        return Some(format!("{succeeded} of {judged} requests succeeded"));
+        return Some(format!("{succeeded} of {measured} requests succeeded"));
     }
     if measured.saturating_sub(ended) as f64 > max_running(tried, lowest) {
         return Some(format!("{ended} of {measured} requests that began in the window had ended when it closed"));
     }
     if objectives {
-        return (share(good) < MIN_GOOD_SHARE).then(|| format!("{good} of {judged} requests met the objectives"));
+        return (share(good) < MIN_GOOD_SHARE).then(|| format!("{good} of {measured} requests met the objectives"));
     }
     let (first, first_at_lowest) = tried.first_p90.zip(lowest.first_p90)?;
     (first > MAX_SLOWDOWN * first_at_lowest).then(|| {
@@ -124,7 +119,7 @@ fn rule(objectives: bool) -> String {
         format!("the p90 time to first character is at most {MAX_SLOWDOWN} times that of the lowest rate")
     };
     format!(
-        "a rate is sustained if at least {} % of its requests succeed (not counting those cancelled on purpose), at most {} % of the requests that began in the window still \
+        "a rate is sustained if at least {} % of its requests succeed, at most {} % of the requests that began in the window still \
          run when it closes (or {IN_FLIGHT_FACTOR} times the number expected in flight from the median total at the lowest rate plus \
          {DEVIATION_FACTOR} times its square root, if that is more, but at most {} %), and {last}; the knee is the highest rate below \
          the lowest one that is not sustained",
@@ -175,7 +170,6 @@ mod tests {
             rate,
             measured,
             ended,
-            cancelled: 0,
             succeeded: measured,
             good: measured,
             first_p90: Some(50e6),
@@ -258,11 +252,6 @@ mod tests {
         assert_eq!(why(RateResult { first_p90: Some(150e6), ..point }, false), None);
         assert!(why(RateResult { first_p90: Some(151e6), ..point }, false).unwrap().contains("p90"));
         assert!(why(RateResult { succeeded: 98, good: 98, ..point }, false).unwrap().contains("98 of 100"));
-        // requests that were cancelled on purpose neither succeed nor fail
-        let cancelled = RateResult { cancelled: 20, succeeded: 80, good: 80, ..point };
-        assert_eq!([why(cancelled, false), why(cancelled, true)], [None, None]);
-        assert!(why(RateResult { succeeded: 79, ..cancelled }, false).unwrap().contains("79 of 80"));
-        assert!(why(RateResult { cancelled: 100, ..cancelled }, false).unwrap().contains("cancelled on purpose"));
         assert!(why(RateResult { ended: 89, ..point }, false).unwrap().contains("89 of 100 requests that began"));
         assert_eq!(why(RateResult { ended: 90, ..point }, false), None);
         // four of seventeen still run: few requests are no excuse

@@ -1,18 +1,16 @@
 //! Writes reports, draws saved ones again (`weir-loadtest draw`), and prints progress to stderr.
 
 use crate::error::{Error, Result};
-use crate::report::{self, MeasurementReport, MissingPart, ReportPart};
+use crate::report::{self, MeasurementReport, ReportPart};
 use crate::schedule::RunLength;
 use crate::stats::OutcomeCounts;
-use crate::timer::LiveCounters;
+use crate::timer::{LiveCounters, LoadCounters};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -98,8 +96,8 @@ impl OutputArgs {
         Ok(())
     }
 
-    /// Writes the reports of this command, then fails in one of three cases: `error` ended the command; no request succeeded or was
-    /// cancelled on purpose; or fewer than half of those not cancelled succeeded, where a search for the knee does not count.
+    /// Writes the reports of this command, then fails in one of three cases: `error` ended the command, no request succeeded, or fewer
+    /// than half succeeded, where a search for the knee does not count.
     pub(crate) fn write_measured(&self, reports: &[MeasurementReport], error: Option<Error>) -> Result<()> {
         if let Some(error) = error {
             if reports.iter().any(|report| report.outcomes().next().is_some()) {
@@ -113,7 +111,7 @@ impl OutputArgs {
         if all.measured == 0 {
             return Err(Error::Setting("nothing was measured: no request began after the warm-up".into()));
         }
-        if all.well + all.cancelled == 0 {
+        if all.well == 0 {
             return Err(Error::Setting(format!("no request succeeded: {}", all.describe())));
         }
         let mut without_search = OutcomeCounts::default();
@@ -179,115 +177,10 @@ pub(crate) fn command_line(arguments: &[OsString]) -> String {
     words.join(" ")
 }
 
-/// Loads that a search for the knee is expected to measure before it bisects.
-const SEARCHED_RATES: u32 = 4;
-
-/// Steps of a command; all its sessions share them.
-#[derive(Clone, Default)]
-pub(crate) struct Steps {
-    total: Arc<AtomicUsize>,
-    begun: Arc<AtomicUsize>,
-}
-
-/// Planned steps of a command and their expected time.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Plan {
-    pub(crate) steps: usize,
-    /// Expected time in which loads of a known duration send requests.
-    pub(crate) time: Duration,
-    /// Loads that end after a number of requests, which may take any time.
-    pub(crate) loads_of_unknown_time: usize,
-    /// Rounds of comparisons, which may take any time.
-    pub(crate) rounds: u64,
-}
-
-impl Plan {
-    /// Adds `count` loads of this length, as a step each.
-    pub(crate) fn add_loads(&mut self, count: usize, length: &RunLength) {
-        self.steps += count;
-        match time_of(length) {
-            Some(time) => self.time += time * u32::try_from(count).unwrap_or(u32::MAX),
-            None => self.loads_of_unknown_time += count,
-        }
-    }
-
-    /// Adds a search for the knee, as one step.
-    pub(crate) fn add_search(&mut self, refinements: usize, length: &RunLength) {
-        self.steps += 1;
-        match time_of(length) {
-            Some(time) => self.time += time * (SEARCHED_RATES + u32::try_from(refinements).unwrap_or(0)),
-            None => self.loads_of_unknown_time += 1,
-        }
-    }
-
-    /// Adds a comparison, as one step.
-    pub(crate) fn add_rounds(&mut self, rounds: u64) {
-        self.steps += 1;
-        self.rounds += rounds;
-    }
-
-    fn describe(&self) -> String {
-        let mut parts = Vec::new();
-        if !self.time.is_zero() {
-            parts.push(format!(
-                "about {} of sending, plus the wait for each load's last answers",
-                rounded_time(self.time)
-            ));
-        }
-        if self.loads_of_unknown_time > 0 {
-            let count = self.loads_of_unknown_time;
-            parts.push(format!("{count} loads that end after a number of requests"));
-        }
-        if self.rounds > 0 {
-            parts.push(format!("{} rounds, each as long as its requests", self.rounds));
-        }
-        parts.join(", plus ")
-    }
-}
-
-impl Steps {
-    /// Prints how much the command is going to do, and how long that is expected to take.
-    pub(crate) fn begin(&self, plan: &Plan) {
-        self.total.store(plan.steps, Relaxed);
-        let steps = if plan.steps == 1 { "1 step".to_owned() } else { format!("{} steps", plan.steps) };
-        note(format_args!("{steps}: {}", plan.describe()));
-    }
-
-    /// Prints the next step.
-    pub(crate) fn next(&self, what: impl Display) {
-        self.begun.fetch_add(1, Relaxed);
-        self.go_on(what);
-    }
-
-    /// Prints what the current step does next.
-    pub(crate) fn go_on(&self, what: impl Display) {
-        let total = self.total.load(Relaxed);
-        let step = self.begun.load(Relaxed);
-        if total > 0 {
-            note(format_args!("step {step} of {total}: {what}"));
-        }
-    }
-}
-
 /// Prints a line to stderr.
 pub(crate) fn note(line: impl Display) {
     // `eprintln!` would panic if stderr is closed
     let _ = writeln!(std::io::stderr(), "weir-loadtest: {line}");
-}
-
-/// Returns the time of a load; `None` if only a number of requests ends it.
-fn time_of(length: &RunLength) -> Option<Duration> {
-    length.duration.map(|duration| length.warm_up + duration)
-}
-
-/// Formats a time in whole minutes and seconds.
-pub(crate) fn rounded_time(span: Duration) -> String {
-    let seconds = span.as_secs_f64().round().max(1.0) as u64;
-    match (seconds / 60, seconds % 60) {
-        (0, seconds) => format!("{seconds} s"),
-        (minutes, 0) => format!("{minutes} min"),
-        (minutes, seconds) => format!("{minutes} min {seconds} s"),
-    }
 }
 
 pub(crate) struct LoadProgress {
@@ -309,10 +202,11 @@ impl LoadProgress {
     }
 
     pub(crate) fn update(&self, counters: &LiveCounters, begin: Instant) {
-        let [finished, failed] = [&counters.totals.finished, &counters.totals.failed].map(|count| count.load(Relaxed));
+        let counts = counters.read().counts;
+        let LoadCounters { characters, finished, failed, .. } = counts;
         let elapsed = begin.elapsed().max(Duration::from_millis(1));
-        let speed = counters.totals.characters.load(Relaxed) as f64 / elapsed.as_secs_f64();
-        let in_flight = counters.read().in_flight();
+        let speed = characters as f64 / elapsed.as_secs_f64();
+        let in_flight = counts.in_flight();
         self.bar.set_position(self.requests.map_or(elapsed.as_millis() as u64, |_| finished + failed));
         let message = format!("{finished} succeeded, {failed} failed, {in_flight} in flight, {speed:.0} characters/s");
         self.bar.set_message(message);
@@ -325,43 +219,30 @@ impl Drop for LoadProgress {
     }
 }
 
-/// Log of what ended a command early; all its sessions share it.
+/// The error that ended a command early, if one did; all its sessions share it.
 #[derive(Clone, Default)]
-pub(crate) struct AbortLog(Arc<Mutex<AbortState>>);
-
-#[derive(Default)]
-struct AbortState {
-    error: Option<Error>,
-    missing: Vec<MissingPart>,
-}
+pub(crate) struct AbortLog(Arc<Mutex<Option<Error>>>);
 
 impl AbortLog {
-    fn inner(&self) -> MutexGuard<'_, AbortState> {
+    fn error(&self) -> MutexGuard<'_, Option<Error>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn failed(&self) -> bool {
-        self.inner().error.is_some()
+        self.error().is_some()
     }
 
     /// Returns the value, or records the error. The command then measures no more and writes its report before it fails.
     pub(crate) fn ok_or_record<T>(&self, measured: Result<T>) -> Option<T> {
-        measured.map_err(|error| self.inner().error.get_or_insert(error).to_string()).ok()
-    }
-
-    /// Records that `what` was not measured.
-    pub(crate) fn add_missing(&self, model: &str, what: &str) {
-        self.inner().missing.push(MissingPart { model: model.into(), what: what.into() });
+        measured.map_err(|error| self.error().get_or_insert(error).to_string()).ok()
     }
 
     /// Marks the last report if the command ended early. Returns the error if one ended it.
     pub(crate) fn finish(&self, reports: &mut [MeasurementReport], interrupted: bool) -> Option<Error> {
-        let mut inner = self.inner();
-        let error = inner.error.take();
+        let error = self.error().take();
         let reason = error.as_ref().map(Error::to_string).or(interrupted.then(|| "it was interrupted".to_owned()));
-        if let (Some(last), Some(reason)) = (reports.last_mut(), reason) {
-            last.broken_off = Some(reason);
-            last.missing = Some(std::mem::take(&mut inner.missing));
+        if let Some(last) = reports.last_mut() {
+            last.broken_off = reason;
         }
         error
     }
@@ -377,26 +258,5 @@ mod tests {
         let line = command_line(&arguments.map(Into::into));
         assert_eq!(["--api-key", "--api-key=hush", "--api-key-file"].map(is_secret), [true, true, false]);
         assert_eq!(line, "weir-loadtest run --api-key … --api-key=… --note 'two cores'");
-    }
-
-    #[test]
-    fn a_plan_adds_up() {
-        let length =
-            RunLength { warm_up: Duration::from_secs(3), duration: Some(Duration::from_secs(10)), requests: None };
-        let mut plan = Plan::default();
-        plan.add_loads(5, &length);
-        plan.add_search(3, &length);
-        plan.add_rounds(50);
-        plan.add_loads(2, &RunLength { duration: None, requests: Some(40), ..length });
-        let sending = "about 2 min 36 s of sending, plus the wait for each load's last answers";
-        let rest = "plus 2 loads that end after a number of requests, plus 50 rounds, each as long as its requests";
-        assert_eq!((plan.steps, plan.describe()), (9, format!("{sending}, {rest}")));
-    }
-
-    #[test]
-    fn times_are_in_minutes_and_seconds() {
-        let shown = [1, 59, 60, 61, 3600].map(|seconds| rounded_time(Duration::from_secs(seconds)));
-        assert_eq!(shown, ["1 s", "59 s", "1 min", "1 min 1 s", "60 min"]);
-        assert_eq!(rounded_time(Duration::from_millis(200)), "1 s");
     }
 }

@@ -6,13 +6,11 @@ use crate::driver::LoadResult;
 use crate::error::{Error, Result};
 use crate::knee::Knee;
 use crate::schedule::{LoadPattern, RunLength};
-use crate::stats::{
-    EditFigures, ModelShortening, OutcomeCounts, RequestFigures, RequestStats, TimelineSample, by_model,
-};
-use crate::tester::{TesterFigures, TesterLimit};
+use crate::stats::{EditFigures, OutcomeCounts, RequestFigures, RequestStats};
+use crate::tester::TesterFigures;
 use crate::timer::TOGETHER;
 use crate::workload::WorkloadInfo;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{fs, path::Path};
@@ -29,22 +27,12 @@ const MAX_BYTES: u64 = 256 << 20;
 
 /// Measurements made together under the same conditions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct MeasurementReport {
     pub format: String,
     pub conditions: Conditions,
     pub parts: Vec<ReportPart>,
+    /// Why the command ended early. Absent if it did not.
     pub broken_off: Option<String>,
-    /// Measurements that are missing for this reason, in order. Absent if the command did not end early.
-    pub missing: Option<Vec<MissingPart>>,
-}
-
-/// Measurement that was not made because the command ended early.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MissingPart {
-    pub model: String,
-    pub what: String,
 }
 
 impl MeasurementReport {
@@ -55,14 +43,14 @@ impl MeasurementReport {
 }
 
 impl ReportPart {
-    /// Returns for each measurement with figures of the tester how these may have distorted it.
-    fn tester_limits(&self) -> Vec<Vec<TesterLimit>> {
+    /// Returns the tester's figures of each measurement.
+    fn testers(&self) -> Vec<&TesterFigures> {
         match self {
-            ReportPart::Run { point, .. } => vec![point.tester_limits()],
+            ReportPart::Run { point, .. } => vec![&point.tester],
             ReportPart::Batches { points, .. } | ReportPart::Rates { points, .. } => {
-                points.iter().map(LoadPoint::tester_limits).collect()
+                points.iter().map(|point| &point.tester).collect()
             }
-            ReportPart::Compare { comparison } => vec![comparison.tester_limits()],
+            ReportPart::Compare { comparison } => vec![&comparison.tester],
         }
     }
 
@@ -80,7 +68,6 @@ impl ReportPart {
 
 /// Conditions under which all parts were measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Conditions {
     pub version: String,
     pub begun_unix_s: u64,
@@ -95,13 +82,12 @@ pub struct Conditions {
     pub seed: u64,
     pub boundaries: bool,
     pub timeout_ns: u64,
-    pub cancel_share: f64,
     /// Objectives of a good request; absent if it only has to succeed.
     pub objectives: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ReportPart {
     Run {
         model: String,
@@ -128,7 +114,6 @@ pub enum ReportPart {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct LoadPoint {
     pub load: LoadPattern,
     pub warm_up_ns: u64,
@@ -138,15 +123,11 @@ pub struct LoadPoint {
     pub broken_off: Option<String>,
     pub figures: RequestFigures,
     pub workloads: Vec<RequestFigures>,
-    pub shortening_by_model: Vec<ModelShortening>,
-    #[serde(rename = "course")]
-    pub timeline: Vec<TimelineSample>,
     pub tester: TesterFigures,
 }
 
 /// Events in the measured window, whichever requests they belong to.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct MeasuredWindow {
     pub window_ns: u64,
     pub started: u64,
@@ -162,27 +143,14 @@ pub struct MeasuredWindow {
 }
 
 impl LoadPoint {
-    /// Returns the ways in which the tester may have distorted the figures.
-    pub fn tester_limits(&self) -> Vec<TesterLimit> {
-        TesterLimit::of(&self.tester, &[&self.figures])
-    }
-
     /// Computes the figures of a load.
     pub fn new(load: LoadPattern, length: RunLength, result: LoadResult, threads: usize, connections: usize) -> Self {
-        let LoadResult { stats, models, window: change, timeline, lags, held, interrupted } = result;
+        let LoadResult { stats, window: change, lags, held, interrupted } = result;
         let mut all = RequestStats::new(stats.first().is_some_and(|stats| stats.splits_gaps));
         stats.iter().for_each(|stats| all.merge(stats));
-        let mut figures = all.figures();
-        let texts = stats.iter().map(|stats| stats.texts);
-        let mut shortening_by_model = by_model(models.iter().map(String::as_str).zip(texts));
-        if shortening_by_model.len() > 1 {
-            figures.shortening_factor = None;
-        } else {
-            shortening_by_model.clear();
-        }
+        let figures = all.figures();
         let workloads = if stats.len() > 1 { stats.iter().map(RequestStats::figures).collect() } else { Vec::new() };
         let mut tester = TesterFigures::new(threads, connections, change, &lags);
-        tester.peak_messages_per_second = timeline.peak_messages();
         tester.held = held;
         let broken_off = figures.requests.server_gone();
         // if the server ended the measurement, it does not matter how busy the tester was
@@ -203,18 +171,7 @@ impl LoadPoint {
             good_per_second: rate(counts.good),
             chars_per_second: rate(counts.characters),
         };
-        Self {
-            load,
-            warm_up_ns: ns(length.warm_up),
-            window,
-            interrupted,
-            broken_off,
-            figures,
-            workloads,
-            shortening_by_model,
-            timeline: timeline.samples(),
-            tester,
-        }
+        Self { load, warm_up_ns: ns(length.warm_up), window, interrupted, broken_off, figures, workloads, tester }
     }
 }
 
@@ -223,14 +180,13 @@ pub fn json(reports: &[MeasurementReport]) -> Result<String> {
     serde_json::to_string_pretty(reports).map_err(|error| Error::Internal(format!("a report: {error}")))
 }
 
-/// Reads reports that [`json`] serialized. Fails if the file is missing, too large, or not a report of this version.
+/// Reads reports that [`json`] serialized; keys of another version that it does not know are ignored. Fails if the file is missing,
+/// too large, or not a report of this format.
 pub fn read(path: &Path) -> Result<Vec<MeasurementReport>> {
     let wrong = |problem: String| Error::Setting(format!("{}: {problem}", path.display()));
     let bytes = fs::metadata(path).map_err(Error::file("FILE", "read", path))?.len();
-    match bytes {
-        0 => return Err(wrong("expected a report that --json wrote, found an empty file".into())),
-        1..=MAX_BYTES => {}
-        _ => return Err(wrong(format!("expected at most {MAX_BYTES} bytes, found {bytes}"))),
+    if bytes > MAX_BYTES {
+        return Err(wrong(format!("expected at most {MAX_BYTES} bytes, found {bytes}")));
     }
     let text = fs::read_to_string(path).map_err(Error::file("FILE", "read", path))?;
     // another version may have other keys
@@ -250,10 +206,6 @@ struct ReportHead {
 /// Parses reports. Errors name the place.
 fn parse<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, String> {
     serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(text)).map_err(|error| {
-        // A value of another type hides an error of syntax behind it.
-        if let Err(error) = serde_json::from_str::<IgnoredAny>(text) {
-            return format!("expected valid JSON, found a syntax error ({error})");
-        }
         let location = match error.path().to_string() {
             root if root == "." => String::new(),
             inner => format!("{inner}: "),
@@ -367,10 +319,7 @@ fn blocks(reports: &[MeasurementReport]) -> Vec<Block> {
     let mut out = Vec::new();
     for (index, report) in reports.iter().enumerate() {
         if let Some(why) = &report.broken_off {
-            let missing = report.missing.as_deref().unwrap_or_default();
-            let introduction = if missing.is_empty() { "" } else { "; missing:" };
-            out.push(Block::Line(format!("ENDED EARLY: {why}{introduction}")));
-            out.extend(missing.iter().map(|MissingPart { model, what }| Block::Line(format!("  {model}: {what}"))));
+            out.push(Block::Line(format!("ENDED EARLY: {why}")));
         }
         write_parts(report, &mut out);
         if report.parts.iter().any(|part| !matches!(part, ReportPart::Compare { .. })) {
@@ -388,7 +337,7 @@ fn blocks(reports: &[MeasurementReport]) -> Vec<Block> {
             write_conditions(&report.conditions, &mut out);
         }
     }
-    out.extend(tester_warnings(reports).into_iter().map(Block::Warning));
+    out.extend(tester_warning(reports).map(Block::Warning));
     out
 }
 
@@ -419,9 +368,7 @@ fn write_parts(report: &MeasurementReport, out: &mut Vec<Block>) {
         out.extend(batch_charts(&batches).into_iter().map(Block::Chart));
     }
     if !rates.is_empty() {
-        let arrivals = rates.iter().flat_map(|model| model.points).find_map(|point| point.load.arrivals());
-        let arrivals = arrivals.map(|arrivals| format!(", {arrivals} arrivals")).unwrap_or_default();
-        out.push(Block::Heading(format!("{}: open loops{arrivals}", names(&rates))));
+        out.push(Block::Heading(format!("{}: open loops, Poisson arrivals", names(&rates))));
         out.push(Block::Table(points_table(&rates)));
         for ModelPoints { model, knee, .. } in &rates {
             out.extend(knee.map(|knee| Block::Line(format!("{model}: {}", describe_knee(knee)))));
@@ -438,7 +385,7 @@ fn write_parts(report: &MeasurementReport, out: &mut Vec<Block>) {
 }
 
 fn write_run(model: &str, point: &LoadPoint, workloads: &[WorkloadInfo], out: &mut Vec<Block>) {
-    out.push(Block::Heading(format!("{model}: {}{}", point.load.describe(), mark(&point.tester_limits()))));
+    out.push(Block::Heading(format!("{model}: {}{}", point.load.describe(), mark(&point.tester))));
     if point.interrupted && point.figures.requests.measured == 0 {
         return out.push(Block::Line(NOTHING_MEASURED.into()));
     }
@@ -451,16 +398,15 @@ fn write_run(model: &str, point: &LoadPoint, workloads: &[WorkloadInfo], out: &m
     out.push(Block::Line(describe_tester(&point.tester)));
     let models = [(model, &point.figures)];
     out.extend(gap_charts(&models).into_iter().map(Block::Chart));
-    out.extend(timeline_charts(model, &point.timeline).into_iter().map(Block::Chart));
 }
 
 fn write_comparison(comparison: &ModelComparison, out: &mut Vec<Block>) {
-    let ModelComparison { baseline, complete, rounds, concurrency, models, .. } = comparison;
-    let marked = mark(&comparison.tester_limits());
+    let ModelComparison { baseline, complete, rounds, models, .. } = comparison;
+    let marked = mark(&comparison.tester);
     out.push(Block::Heading(format!("measured gain over {baseline}{marked}")));
     out.push(Block::Line(format!(
-        "{complete} complete rounds of {rounds}, {concurrency} at a time, in which every model answered the same request. A gain is the \
-         ratio of the baseline's median to the model's, measured, not estimated; 95 % intervals in brackets."
+        "{complete} complete rounds of {rounds}, in which every model answered the same request. A gain is the ratio of the baseline's \
+         median to the model's, measured, not estimated; 95 % intervals in brackets."
     )));
     let mut lines =
         vec![["figure".to_owned()].into_iter().chain(models.iter().map(|model| model.model.clone())).collect()];
@@ -527,10 +473,9 @@ fn write_conditions(conditions: &Conditions, out: &mut Vec<Block>) {
         let unit = unit.name();
         out.push(Block::Line(format!("{name}: {shape}, {dtype}, symbols are {unit}, at most {rows} requests at once")));
     }
-    for WorkloadInfo { name, kind, text, prompt_chars, output_chars, model, .. } in &conditions.workloads {
-        let model = model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
-        let line =
-            format!("workload {name} ({kind}): {prompt_chars} characters of {text}, answers of {output_chars}{model}");
+    for WorkloadInfo { name, kind, text, prompt_chars, output_chars, .. } in &conditions.workloads {
+        let kind = kind.name();
+        let line = format!("workload {name} ({kind}): {prompt_chars} characters of {text}, answers of {output_chars}");
         out.push(Block::Line(line));
     }
     let Ok(Value::Object(mut all)) = serde_json::to_value(conditions) else { return };
@@ -723,7 +668,7 @@ fn points_table(models: &[ModelPoints<'_>]) -> Vec<Vec<String>> {
                 (None, true) => " (interrupted)",
                 (None, false) => "",
             };
-            let load = format!("{load}{end}{}", mark(&point.tester_limits()));
+            let load = format!("{load}{end}{}", mark(&point.tester));
             let cells = POINT_COLUMNS.iter().map(|(_, value)| value(point));
             // the first line of a model names it
             let model = if std::ptr::eq(point, &all.points[0]) { all.model.to_owned() } else { String::new() };
@@ -839,13 +784,8 @@ fn describe_outcomes(point: &LoadPoint) -> String {
         line += &format!("; {keystrokes} keystrokes: {stale} overtaken by the next, {failed} failed");
         line += &format!("; keystrokes saved by the first completion: {}", saved(figures));
     }
-    let models = &point.shortening_by_model;
     if figures.shortening_factor.is_some() {
         line += &format!("; shortening factor {}", optional_number(figures.shortening_factor, 3));
-    } else if models.iter().any(|model| model.factor.is_some()) {
-        let factor = |model: &ModelShortening| format!("{} of {}", optional_number(model.factor, 3), model.model);
-        let models: Vec<_> = models.iter().map(factor).collect();
-        line += &format!("; shortening factor {} (separate, because the models differ)", models.join(", "));
     }
     if point.interrupted {
         line += "; interrupted";
@@ -858,14 +798,8 @@ fn describe_outcomes(point: &LoadPoint) -> String {
 
 fn describe_tester(tester: &TesterFigures) -> String {
     let mut line = format!("the tester itself: {} messages/s", digits(tester.messages_per_second));
-    if let Some(peak) = tester.peak_messages_per_second {
-        line += &format!(", at most {} /s", digits(peak));
-    }
     if let Some(share) = tester.cpu_share {
         line += &format!(", {} % of {} thread(s)", digits(share * 100.0), tester.threads);
-    }
-    if let Some(capacity) = tester.messages_per_cpu_second {
-        line += &format!(", {} messages/s per core at this cost", digits(capacity));
     }
     if let Some(lag) = tester.event_lag_ns.p99 {
         let max = tester.event_lag_ns.max.map(|max| format!(", at most {}", format::time(max))).unwrap_or_default();
@@ -886,43 +820,21 @@ fn describe_knee(knee: &Knee) -> String {
     format!("{result}{why}")
 }
 
-/// Returns the mark that follows the name of a measurement with these limits; empty if there are none.
-fn mark(limits: &[TesterLimit]) -> String {
-    if limits.is_empty() { String::new() } else { format!(" {LIMITED}") }
+/// Returns the mark that follows the name of a measurement that the tester may have distorted; empty for others.
+fn mark(tester: &TesterFigures) -> String {
+    if tester.limits.is_empty() { String::new() } else { format!(" {LIMITED}") }
 }
 
-/// Returns a sentence for each way in which the tester may have distorted figures: what happened, in how many measurements, and
-/// what to do.
-fn tester_warnings(reports: &[MeasurementReport]) -> Vec<String> {
-    // the worst limit of a kind, the number of its measurements, and whether tester and server shared a machine in any
-    let mut warnings: Vec<(TesterLimit, usize, bool)> = Vec::new();
-    let mut measured = 0;
-    for report in reports {
-        let is_shared = is_local(&report.conditions.server);
-        for limits in report.parts.iter().flat_map(ReportPart::tester_limits) {
-            measured += 1;
-            for limit in limits {
-                let known =
-                    warnings.iter_mut().find_map(|known| known.0.combine(limit).map(|combined| (combined, known)));
-                match known {
-                    Some((combined, known)) => *known = (combined, known.1 + 1, known.2 | is_shared),
-                    None => warnings.push((limit, 1, is_shared)),
-                }
-            }
-        }
-    }
-    let sentence = |(limit, count, shared): (TesterLimit, usize, bool)| {
-        let place =
-            if measured > 1 { format!(" in {count} of {measured} measurements ({LIMITED})") } else { String::new() };
-        format!("the tester may be the limit{place}: {}; {}", limit.fact(), limit.advice(shared))
+/// Returns a warning if the tester may have distorted figures: in how many measurements, and an example.
+fn tester_warning(reports: &[MeasurementReport]) -> Option<String> {
+    let testers: Vec<_> = reports.iter().flat_map(|report| &report.parts).flat_map(ReportPart::testers).collect();
+    let limits: Vec<_> = testers.iter().filter_map(|tester| tester.limits.first()).collect();
+    let example = limits.first()?;
+    let place = match testers.len() {
+        1 => String::new(),
+        measured => format!(" in {} of {measured} measurements ({LIMITED}), for example", limits.len()),
     };
-    warnings.into_iter().map(sentence).collect()
-}
-
-/// Returns true if a server's address is a loopback address.
-fn is_local(server: &str) -> bool {
-    let address = server.split_once("://").map_or(server, |(_, rest)| rest);
-    ["localhost", "127.", "[::1]"].iter().any(|start| address.starts_with(start))
+    Some(format!("the tester may be the limit{place}: {example}"))
 }
 
 fn chart(title: &str, x: Axis, y: Axis, mut series: Vec<Series>, note: &str) -> Option<Chart> {
@@ -1066,28 +978,6 @@ fn gap_charts(models: &[(&str, &RequestFigures)]) -> Vec<Chart> {
     charts.into_iter().flatten().collect()
 }
 
-/// Draws what happened in the course of a load.
-fn timeline_charts(model: &str, timeline: &[TimelineSample]) -> Vec<Chart> {
-    let series = |value: fn(&TimelineSample) -> Option<f64>, name: &str, dash| {
-        let long = timeline.iter().filter(|sample| sample.span_ns > 10_000_000);
-        let middle = |sample: &TimelineSample| sample.at_ns as f64 + sample.span_ns as f64 / 2.0;
-        line(format!("{model}{name}"), long.filter_map(|sample| Some((middle(sample), value(sample)?))), 0, dash)
-    };
-    let x = || Axis::new("time since the end of the warm-up", Scale::Time);
-    let speed = series(|sample| Some(sample.characters as f64 / (sample.span_ns as f64 / 1e9)), "", 0);
-    let first = vec![
-        series(|sample| sample.time_to_first_char_p50_ns, ", median", 0),
-        series(|sample| sample.time_to_first_char_max_ns, ", maximum", 2),
-    ];
-    let y = Axis::new("characters/s, all requests", Scale::Linear);
-    let time = Axis::new("of requests that ended then", Scale::LogTime);
-    let charts = [
-        chart("Timeline: characters", x(), y, vec![speed], ""),
-        chart("Timeline: time to first character", x(), time, first, ""),
-    ];
-    charts.into_iter().flatten().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -1135,13 +1025,6 @@ mod tests {
         assert_eq!(described(Some(pooled)), ["16.0× (1.50 MiB per document)", "50.0 % (25.0 to 100)"]);
         assert_eq!(described(Some(SummaryFigures::default())), [NONE, NONE]);
         assert_eq!(described(None), [NONE, NONE]);
-    }
-
-    #[test]
-    fn local_addresses_are_recognised() {
-        let local = ["127.0.0.1:50051", "http://localhost:1", "https://[::1]:50051"];
-        assert!(local.into_iter().all(is_local));
-        assert!(!["10.0.0.1:50051", "http://weir.example.org", "[fe80::1]:1"].into_iter().any(is_local));
     }
 
     #[test]

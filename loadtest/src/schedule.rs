@@ -18,19 +18,12 @@ const WAITING: usize = 1024;
 
 /// How requests follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "loop", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "loop", rename_all = "snake_case")]
 pub enum LoadPattern {
     /// Closed loop: each client sends its next request when the last one has ended.
     Closed { concurrency: usize },
-    /// Open loop: requests arrive on a schedule that answers do not change.
-    Open {
-        /// How arrivals follow each other.
-        arrivals: ArrivalProcess,
-        /// Requests per second.
-        rate: f64,
-        /// Requests that arrive together, if arrivals are bursty.
-        burst: u64,
-    },
+    /// Open loop: requests arrive at `rate` per second, on a schedule that answers do not change.
+    Open { rate: f64 },
 }
 
 /// How long a load runs.
@@ -63,14 +56,12 @@ pub(crate) struct ScheduledCounts {
 
 impl RunLength {
     /// Extends the duration until at least `least` requests of a schedule arrive in the window, unless the number of requests is
-    /// given: random arrivals may be fewer than the rate implies. The window then ends when the next request or burst would
-    /// arrive, so that requests divided by duration equals the rate on average.
+    /// given: random arrivals may be fewer than the rate implies. The window then ends when the next request would arrive, so that
+    /// requests divided by duration equals the rate on average.
     pub fn extended(self, schedule: &ArrivalSchedule, least: usize) -> Self {
         let (None, Some(duration)) = (self.requests, self.duration) else { return self };
         let mut measured = schedule.clone().skip_while(|offset| *offset < self.warm_up);
-        let last = least.checked_sub(1).and_then(|before| measured.nth(before));
-        // requests of a burst arrive at the same time
-        let next = last.and_then(|last| measured.find(|offset| *offset > last));
+        let next = if least == 0 { None } else { measured.nth(least) };
         let until = next.map_or(duration, |offset| offset.saturating_sub(self.warm_up));
         Self { duration: Some(duration.max(until)), ..self }
     }
@@ -78,7 +69,7 @@ impl RunLength {
     /// Returns the requests of a schedule that begins at `begin`.
     pub fn requests_of(
         self,
-        schedule: ArrivalSchedule,
+        schedule: impl Iterator<Item = Duration> + Send,
         begin: Instant,
     ) -> impl Iterator<Item = ScheduledRequest> + Send {
         let mut counts = ScheduledCounts::default();
@@ -105,17 +96,9 @@ impl RunLength {
 }
 
 impl LoadPattern {
-    /// Returns the schedule of an open loop; `None` for a closed one. Fails unless the rate is finite and above 0.
-    pub fn schedule(&self, seed: u64) -> Result<Option<ArrivalSchedule>> {
-        match *self {
-            Self::Closed { .. } => Ok(None),
-            Self::Open { arrivals, rate, burst } => ArrivalSchedule::new(arrivals, rate, burst, seed).map(Some),
-        }
-    }
-
     /// Returns the rate of an open loop, in requests per second.
     pub fn rate(&self) -> Option<f64> {
-        if let Self::Open { rate, .. } = *self { Some(rate) } else { None }
+        if let Self::Open { rate } = *self { Some(rate) } else { None }
     }
 
     /// Returns the number of clients of a closed loop.
@@ -127,21 +110,10 @@ impl LoadPattern {
     pub fn describe(&self) -> String {
         match self {
             Self::Closed { concurrency } => format!("closed loop, {concurrency} at a time"),
-            Self::Open { rate, .. } => {
-                let how = self.arrivals().unwrap_or_default();
-                format!("open loop, {how} arrivals, {} requests/s", weir_measure::format::digits(*rate))
+            Self::Open { rate } => {
+                format!("open loop, Poisson arrivals, {} requests/s", weir_measure::format::digits(*rate))
             }
         }
-    }
-
-    /// Describes the arrivals of an open loop.
-    pub fn arrivals(&self) -> Option<String> {
-        let Self::Open { arrivals, burst, .. } = self else { return None };
-        Some(match arrivals {
-            ArrivalProcess::Constant => "constant".to_owned(),
-            ArrivalProcess::Poisson => "Poisson".to_owned(),
-            ArrivalProcess::Bursty => format!("bursty ({burst} together)"),
-        })
     }
 }
 
@@ -184,49 +156,24 @@ impl Drop for Pacer {
     }
 }
 
-/// How arrivals follow each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum ArrivalProcess {
-    /// At even intervals.
-    Constant,
-    /// Independently of each other, at exponential intervals.
-    Poisson,
-    /// In bursts of `--burst` at the same moment; bursts follow each other as in `poisson`, at the rate divided by the burst size.
-    Bursty,
-}
-
-/// Endless iterator over arrival times, counted from the start.
+/// Endless iterator over the times of arrivals, counted from the start: independent of each other, at exponential intervals.
 #[derive(Debug, Clone)]
 pub struct ArrivalSchedule {
     rng: ChaCha8Rng,
-    process: ArrivalProcess,
-    /// Bursts per second.
-    rate: f64,
     intervals: Exp<f64>,
-    burst: u64,
-    /// Arrivals of the current burst that were returned.
-    in_burst: u64,
-    bursts: u64,
-    /// Time of the current burst, in seconds.
-    burst_at: f64,
+    /// Time of the last arrival, in seconds.
+    last: f64,
 }
 
 impl ArrivalSchedule {
-    /// Builds a schedule of `rate` requests per second, bursty ones `burst` at a time. Fails unless the rate is finite and above 0.
-    pub fn new(process: ArrivalProcess, rate: f64, burst: u64, seed: u64) -> Result<Self> {
-        let burst = if process == ArrivalProcess::Bursty { burst.max(1) } else { 1 };
-        let rate = rate / burst as f64;
+    /// Builds a schedule of `rate` requests per second. Fails unless the rate is finite and above 0.
+    pub fn new(rate: f64, seed: u64) -> Result<Self> {
         let intervals = Exp::new(rate).ok().filter(|_| rate.is_finite() && rate > 0.0);
         let intervals = intervals.ok_or_else(|| Error::option("--rate", rate, "a number above 0"))?;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         // the contents of requests are drawn from other streams
         rng.set_stream(u64::MAX);
-        let mut schedule = Self { rng, process, rate, intervals, burst, in_burst: 0, bursts: 0, burst_at: 0.0 };
-        if process != ArrivalProcess::Constant {
-            schedule.burst_at = schedule.intervals.sample(&mut schedule.rng);
-        }
-        Ok(schedule)
+        Ok(Self { rng, intervals, last: 0.0 })
     }
 }
 
@@ -234,19 +181,8 @@ impl Iterator for ArrivalSchedule {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        if self.in_burst == self.burst {
-            self.in_burst = 0;
-            self.bursts += 1;
-            self.burst_at = match self.process {
-                // a product, because a sum of intervals would add up rounding errors
-                ArrivalProcess::Constant => self.bursts as f64 / self.rate,
-                ArrivalProcess::Poisson | ArrivalProcess::Bursty => {
-                    self.burst_at + self.intervals.sample(&mut self.rng)
-                }
-            };
-        }
-        self.in_burst += 1;
-        Duration::try_from_secs_f64(self.burst_at).ok()
+        self.last += self.intervals.sample(&mut self.rng);
+        Duration::try_from_secs_f64(self.last).ok()
     }
 }
 
@@ -261,7 +197,7 @@ mod tests {
         let extent = RunLength { warm_up: SECOND, duration: Some(2 * SECOND), requests: Some(15) };
         let begin = Instant::now();
         let requests = |length: RunLength| -> Vec<ScheduledRequest> {
-            length.requests_of(ArrivalSchedule::new(ArrivalProcess::Constant, 10.0, 1, 0).unwrap(), begin).collect()
+            length.requests_of((0..).map(|count| count * SECOND / 10), begin).collect()
         };
         let all = requests(extent);
         assert_eq!(
@@ -280,7 +216,7 @@ mod tests {
         let mut rates = 0.0;
         for seed in 0..200 {
             // twenty are expected in ten seconds
-            let schedule = ArrivalSchedule::new(ArrivalProcess::Poisson, 2.0, 1, seed).unwrap();
+            let schedule = ArrivalSchedule::new(2.0, seed).unwrap();
             let held = extent.extended(&schedule, 20);
             let count = held.requests_of(schedule, begin).filter(|scheduled| scheduled.measured).count();
             let seconds = held.duration.unwrap().as_secs_f64();
@@ -288,14 +224,8 @@ mod tests {
             rates += count as f64 / seconds / 200.0;
         }
         assert!((rates / 2.0 - 1.0).abs() < 0.15, "{rates}");
-        for burst in [8, 32] {
-            let schedule = ArrivalSchedule::new(ArrivalProcess::Bursty, 0.1, burst, 3).unwrap();
-            let requests = extent.extended(&schedule, 20).requests_of(schedule, begin);
-            let count = requests.filter(|scheduled| scheduled.measured).count();
-            assert_eq!(count as u64, burst.max(24), "bursts of {burst}");
-        }
         let counted = RunLength { requests: Some(5), ..extent };
-        assert_eq!(counted.extended(&ArrivalSchedule::new(ArrivalProcess::Poisson, 2.0, 1, 0).unwrap(), 2000), counted);
+        assert_eq!(counted.extended(&ArrivalSchedule::new(2.0, 0).unwrap(), 2000), counted);
     }
 
     #[tokio::test]
@@ -323,33 +253,19 @@ mod tests {
         drop(pacer);
     }
 
-    fn seconds(process: ArrivalProcess, rate: f64, burst: u64, seed: u64, count: usize) -> Vec<f64> {
-        ArrivalSchedule::new(process, rate, burst, seed).unwrap().take(count).map(|at| at.as_secs_f64()).collect()
-    }
-
-    #[test]
-    fn constant_arrivals_are_even() {
-        let at = seconds(ArrivalProcess::Constant, 40.0, 9, 1, 1001);
-        assert_eq!((at[0], at[1], at[1000]), (0.0, 0.025, 25.0));
-    }
-
     #[test]
     fn poisson_arrivals_have_the_rate_and_its_spread_and_follow_the_seed() {
-        let at = seconds(ArrivalProcess::Poisson, 50.0, 1, 7, 20_001);
+        let seconds = |seed| -> Vec<f64> {
+            ArrivalSchedule::new(50.0, seed).unwrap().take(20_001).map(|at| at.as_secs_f64()).collect()
+        };
+        let at = seconds(7);
         let gaps: Vec<_> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
         assert!((mean * 50.0 - 1.0).abs() < 0.03, "{mean}");
         // the standard deviation of an exponential distribution equals its mean
         assert!((variance.sqrt() / mean - 1.0).abs() < 0.05);
-        assert_eq!(at, seconds(ArrivalProcess::Poisson, 50.0, 1, 7, 20_001));
-        assert_ne!(at, seconds(ArrivalProcess::Poisson, 50.0, 1, 8, 20_001));
-    }
-
-    #[test]
-    fn bursts_come_together_at_the_given_rate() {
-        let at = seconds(ArrivalProcess::Bursty, 100.0, 8, 3, 80_000);
-        assert!(at.chunks(8).all(|burst| burst.iter().all(|moment| *moment == burst[0])));
-        assert!((80_000.0 / at[79_999] / 100.0 - 1.0).abs() < 0.05);
+        assert_eq!(at, seconds(7));
+        assert_ne!(at, seconds(8));
     }
 }

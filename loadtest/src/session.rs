@@ -1,14 +1,13 @@
 //! Measurements of one server by one command.
 
-use crate::args::{BoundaryChoice, LoadLimits, ServerArgs, WorkloadArgs};
-use crate::client::{self, ModelInfo, ServerSoftware};
+use crate::args::{LoadLimits, ServerArgs, WorkloadArgs};
+use crate::client::{self, MAX_CONNECTIONS, ModelInfo, ServerSoftware};
 use crate::driver::{LoadRun, LoadSetup, RequestSource, StopSignal, WorkloadMix, run_load};
 use crate::error::{Error, Result};
-use crate::output::{AbortLog, LoadProgress, Steps};
+use crate::output::{AbortLog, LoadProgress, note};
 use crate::report::{Conditions, FORMAT, LoadPoint, MeasurementReport, ReportPart};
-use crate::schedule::{LoadPattern, Pacer};
-use crate::workload::{self, RequestTarget, SUMMARIZE, WorkloadInfo};
-use std::collections::HashSet;
+use crate::schedule::{ArrivalSchedule, LoadPattern, Pacer};
+use crate::workload::{RequestTarget, WorkloadInfo};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,16 +28,13 @@ pub(crate) struct MeasurementSession {
     software: Option<ServerSoftware>,
     pub(crate) workload: WorkloadArgs,
     pub(crate) models: Vec<ModelInfo>,
-    known: Vec<ModelInfo>,
     workloads: Vec<WorkloadInfo>,
     begun: u64,
     command: String,
     pub(crate) stop: StopSignal,
-    pub(crate) cancel_share: f64,
     /// Measurements so far. Each sends different prompts; otherwise the server's cache would serve the previous measurement's.
     measured: Arc<AtomicU64>,
     pub(crate) abort: AbortLog,
-    pub(crate) steps: Steps,
 }
 
 impl MeasurementSession {
@@ -51,8 +47,7 @@ impl MeasurementSession {
         command: String,
     ) -> Result<Self> {
         let mut session = Self::connect(server, workload, names, all, command).await?;
-        session.describe_workloads()?;
-        check_beam(std::slice::from_ref(&session))?;
+        session.workloads = session.mix(session.workload.seed)?.infos();
         Ok(session)
     }
 
@@ -72,11 +67,10 @@ impl MeasurementSession {
             if !models.is_empty() {
                 let workload = all.workload.only(summarizes)?;
                 let mut session = Self { workload, models, measured: Arc::default(), ..all.clone() };
-                session.describe_workloads()?;
+                session.workloads = session.mix(session.workload.seed)?.infos();
                 sessions.push(session);
             }
         }
-        check_beam(&sessions)?;
         Ok(sessions)
     }
 
@@ -90,13 +84,12 @@ impl MeasurementSession {
     ) -> Result<Self> {
         let endpoint = server.endpoint()?;
         let client = server.first_connection(&endpoint).await?;
-        let known = client::list(&client).await?;
+        let mut known = client::list(&client).await?;
         let models = match (all, names) {
             // a model that does not pool is the baseline
             (true, []) => {
-                let mut models = known.clone();
-                models.sort_by_key(ModelInfo::pools);
-                models
+                known.sort_by_key(ModelInfo::pools);
+                known
             }
             (true, _) => client::select("--models", names, &known)?,
             (false, _) => client::select("--model", names, &known)?,
@@ -110,29 +103,13 @@ impl MeasurementSession {
             software: client::fetch_software(&client).await,
             workload,
             models,
-            known,
             workloads: Vec::new(),
             begun: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             command,
             stop: interruptible()?,
-            cancel_share: 0.0,
             measured: Arc::default(),
             abort: AbortLog::default(),
-            steps: Steps::default(),
         })
-    }
-
-    /// Checks the workloads and reads their files before anything is measured.
-    fn describe_workloads(&mut self) -> Result<()> {
-        self.workloads = self.mix(self.workload.seed)?.infos();
-        for WorkloadInfo { model, settings, .. } in &mut self.workloads {
-            let targets: Vec<_> = match model {
-                Some(name) => self.known.iter().filter(|known| known.name == *name).collect(),
-                None => self.models.iter().collect(),
-            };
-            workload::fill_model_defaults(settings, &targets);
-        }
-        Ok(())
     }
 
     /// True if nothing more is to be measured: the user interrupted the command, or the server is gone.
@@ -140,29 +117,12 @@ impl MeasurementSession {
         *self.stop.borrow() || self.abort.failed()
     }
 
-    /// Returns name and model of a workload that names a model, if there is one.
-    pub(crate) fn workload_with_model(&self) -> Option<(&str, &str)> {
-        self.workloads.iter().find_map(|workload| Some((workload.name.as_str(), workload.model.as_deref()?)))
-    }
-
-    /// Measures `what` for the model unless the session is over. Records it as missing if there is no result.
-    pub(crate) async fn measure_or_skip<T>(
-        &self,
-        model: &str,
-        what: &str,
-        measuring: impl Future<Output = Result<T>>,
-    ) -> Option<T> {
-        let measured = if self.is_over() { None } else { self.abort.ok_or_record(measuring.await) };
-        if measured.is_none() {
-            self.abort.add_missing(model, what);
-        }
-        measured
-    }
-
-    /// Measures one of several loads, or records it as missing if the session is over. Ends the session if the server went away.
+    /// Measures one of several loads unless the session is over. Ends the session if the server went away.
     pub(crate) async fn load(&self, model: &ModelInfo, load: LoadPattern, limits: LoadLimits) -> Option<LoadPoint> {
-        let names = self.model_names(model);
-        let point = self.measure_or_skip(&names, &load.describe(), self.point(model, load, limits)).await?;
+        if self.is_over() {
+            return None;
+        }
+        let point = self.abort.ok_or_record(self.point(model, load, limits).await)?;
         if let Some(why) = &point.broken_off {
             let reason = format!("{}: {}: {why}", self.endpoint.address, load.describe());
             self.abort.ok_or_record::<()>(Err(Error::Server(reason)));
@@ -174,19 +134,14 @@ impl MeasurementSession {
         self.abort.finish(reports, *self.stop.borrow())
     }
 
-    /// True if requests to the model ask for boundaries. `by_default` is the command's choice for models that pool.
-    fn boundaries(&self, model: &ModelInfo, by_default: bool) -> bool {
-        self.workload.boundaries.map_or(by_default && model.pooled, |choice| choice == BoundaryChoice::Ask)
-    }
-
-    /// Opens connections for `calls` calls at a time. `by_default` is the command's choice of boundaries.
-    pub(crate) async fn target(&self, model: &ModelInfo, calls: usize, by_default: bool) -> Result<RequestTarget> {
+    /// Opens connections for `calls` calls at a time. With `boundaries`, requests to a model that pools ask for them.
+    pub(crate) async fn target(&self, model: &ModelInfo, calls: usize, boundaries: bool) -> Result<RequestTarget> {
         let streams = match model.concurrent_streams as usize {
             0 => DEFAULT_STREAMS,
             streams => streams,
         };
-        let pool = client::pool(&self.endpoint, self.server.connections(calls, streams)).await?;
-        let boundaries = self.boundaries(model, by_default);
+        let pool = client::pool(&self.endpoint, calls.div_ceil(streams).clamp(1, MAX_CONNECTIONS)).await?;
+        let boundaries = boundaries && model.pooled;
         Ok(RequestTarget { pool, model: model.name.clone(), boundaries, timeout: self.workload.timeout })
     }
 
@@ -197,7 +152,7 @@ impl MeasurementSession {
     }
 
     pub(crate) fn mix(&self, seed: u64) -> Result<WorkloadMix> {
-        self.workload.mix(&self.models, &self.known, self.cancel_share, seed)
+        self.workload.mix(&self.models, seed)
     }
 
     pub(crate) async fn point(&self, model: &ModelInfo, load: LoadPattern, limits: LoadLimits) -> Result<LoadPoint> {
@@ -206,7 +161,9 @@ impl MeasurementSession {
         let connections = target.pool.connections.len();
         let seed = self.next_seed();
         let job = Arc::new(LoadSetup { target, mix: self.mix(seed)?, objectives: self.workload.objectives() });
-        let schedule = load.schedule(seed)?;
+        let schedule = load.rate().map(|rate| ArrivalSchedule::new(rate, seed)).transpose()?;
+        let title = format!("{}, {}", model.name, load.describe());
+        note(&title);
         let mut length = limits.length;
         let begin = Instant::now();
         let (pacer, source) = match schedule {
@@ -217,35 +174,14 @@ impl MeasurementSession {
             }
             None => (None, RequestSource::Closed(calls)),
         };
-        let progress = LoadProgress::new(&format!("{}, {}", self.model_names(model), load.describe()), &length);
+        let progress = LoadProgress::new(&title, &length);
         let run = LoadRun { length, begin, source, stop: self.stop.clone(), probe_lag: true };
         let result = run_load(job, run, &mut |counters| progress.update(counters, begin)).await?;
         drop(pacer);
         Ok(LoadPoint::new(load, length, result, self.server.threads, connections))
     }
 
-    /// Returns the names of the models that requests go to when `measured` is measured, separated by commas. Workloads may name
-    /// others.
-    pub(crate) fn model_names(&self, measured: &ModelInfo) -> String {
-        let names = self.workloads.iter().map(|workload| workload.model.as_deref().unwrap_or(&measured.name));
-        let mut seen = HashSet::new();
-        names.filter(|name| seen.insert(*name)).collect::<Vec<_>>().join(", ")
-    }
-
-    /// Returns all models that requests go to: the measured ones, unless every workload names a model, and those that workloads
-    /// name.
-    fn all_models(&self) -> Vec<ModelInfo> {
-        let is_measured = self.workloads.iter().any(|workload| workload.model.is_none());
-        let mut all = if is_measured { self.models.clone() } else { Vec::new() };
-        for name in self.workloads.iter().filter_map(|workload| workload.model.as_ref()) {
-            if !all.iter().any(|model| model.name == *name) {
-                all.extend(self.known.iter().find(|model| model.name == *name).cloned());
-            }
-        }
-        all
-    }
-
-    pub(crate) fn report(&self, parts: Vec<ReportPart>, boundaries_by_default: bool) -> MeasurementReport {
+    pub(crate) fn report(&self, parts: Vec<ReportPart>, boundaries: bool) -> MeasurementReport {
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         let objectives = self.workload.objectives();
         let conditions = Conditions {
@@ -256,24 +192,15 @@ impl MeasurementSession {
             software: self.software.clone(),
             tester: format!("{} {}, {cores} cores", std::env::consts::OS, std::env::consts::ARCH),
             note: self.workload.note.clone(),
-            models: self.all_models(),
+            models: self.models.clone(),
             workloads: self.workloads.clone(),
             seed: self.workload.seed,
-            boundaries: self.models.iter().any(|model| self.boundaries(model, boundaries_by_default)),
+            boundaries: boundaries && self.models.iter().any(|model| model.pooled),
             timeout_ns: weir_measure::format::ns(self.workload.timeout),
-            cancel_share: self.cancel_share,
             objectives: (!objectives.is_empty()).then(|| objectives.to_string()),
         };
-        MeasurementReport { format: FORMAT.into(), conditions, parts, broken_off: None, missing: None }
+        MeasurementReport { format: FORMAT.into(), conditions, parts, broken_off: None }
     }
-}
-
-/// Rejects --beam if no workload requests summaries.
-fn check_beam(sessions: &[MeasurementSession]) -> Result<()> {
-    let summarizes = |session: &MeasurementSession| session.workloads.iter().any(|workload| workload.kind == SUMMARIZE);
-    let unused = sessions.iter().find_map(|session| session.workload.beam).filter(|_| !sessions.iter().any(summarizes));
-    let expected = "no value without a workload that requests summaries, from a model that writes them";
-    unused.map_or(Ok(()), |beam| Err(Error::option("--beam", beam, expected)))
 }
 
 /// Returns a signal that becomes true on Ctrl-C, and on SIGTERM where the system has it. The command then reports what it measured.

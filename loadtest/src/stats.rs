@@ -1,12 +1,8 @@
 //! Statistics over all requests of a workload.
 
-use crate::client::TESTER_CODE;
-use crate::timer::{
-    ClientTimer, CounterDelta, CounterSnapshot, EditMeasurement, LiveCounters, ServerReport, TextTotals,
-};
+use crate::timer::{ClientTimer, EditMeasurement, ServerReport, TextTotals};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
-use weir_measure::format;
 use weir_measure::histogram::{HistogramBar, MILLI, Percentiles, ValueHistogram};
 use weir_proto::v1::SummaryUsage;
 
@@ -18,8 +14,6 @@ pub const UNAVAILABLE: &str = "UNAVAILABLE";
 pub enum RequestOutcome {
     /// It returned everything that was requested.
     Completed,
-    /// This client cancelled it on purpose.
-    Cancelled,
     /// The measurement was interrupted.
     Unfinished,
     /// It failed with this gRPC code.
@@ -69,7 +63,7 @@ pub struct RequestStats {
     good: u64,
     characters: u64,
     messages: u64,
-    pub texts: TextTotals,
+    texts: TextTotals,
     /// Histograms by [`Figure`].
     histograms: [ValueHistogram; Figure::Recomputed as usize + 1],
     summaries: u64,
@@ -83,11 +77,9 @@ pub struct RequestStats {
 
 /// How requests ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct OutcomeCounts {
     pub measured: u64,
     pub well: u64,
-    pub cancelled: u64,
     pub unfinished: u64,
     pub errors: BTreeMap<String, u64>,
 }
@@ -96,19 +88,13 @@ impl OutcomeCounts {
     pub fn add(&mut self, other: &Self) {
         self.measured += other.measured;
         self.well += other.well;
-        self.cancelled += other.cancelled;
         self.unfinished += other.unfinished;
         other.errors.iter().for_each(|(code, count)| *self.errors.entry(code.clone()).or_default() += count);
     }
 
-    /// True if fewer than half succeeded of those that neither this client nor an interruption ended.
+    /// True if fewer than half succeeded of those that no interruption ended.
     pub fn is_mostly_bad(&self) -> bool {
-        2 * self.well < self.measured.saturating_sub(self.cancelled + self.unfinished)
-    }
-
-    /// Returns how many the tester's own HTTP/2 library ended.
-    pub fn ended_by_tester(&self) -> u64 {
-        self.errors.get(TESTER_CODE).copied().unwrap_or(0)
+        2 * self.well < self.measured.saturating_sub(self.unfinished)
     }
 
     /// Returns a message if the server became unavailable for more than half of the requests.
@@ -124,9 +110,6 @@ impl OutcomeCounts {
         for (code, count) in &self.errors {
             line += &format!(", {count} {code}");
         }
-        if self.cancelled > 0 {
-            line += &format!(", {} cancelled by this client on purpose", self.cancelled);
-        }
         if self.unfinished > 0 {
             line += &format!(", {} cut off by the interruption", self.unfinished);
         }
@@ -136,7 +119,6 @@ impl OutcomeCounts {
 
 /// Times that the server reports for the requests that succeeded.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ServerTimings {
     pub queue_ns: Percentiles,
     pub prefill_ns: Percentiles,
@@ -146,7 +128,6 @@ pub struct ServerTimings {
 
 /// All figures of a workload, or of several together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct RequestFigures {
     pub requests: OutcomeCounts,
     pub good: u64,
@@ -154,8 +135,7 @@ pub struct RequestFigures {
     pub messages: u64,
     pub prompt_chars: u64,
     pub cached_chars: u64,
-    /// Characters per closed segment of generated texts, prompts included. Absent if no segment was closed, or if the
-    /// texts are of several models.
+    /// Characters per closed segment of generated texts, prompts included. Absent if no segment was closed.
     pub shortening_factor: Option<f64>,
     pub time_to_first_char_ns: Percentiles,
     pub time_to_first_char_from_send_ns: Percentiles,
@@ -172,7 +152,6 @@ pub struct RequestFigures {
     pub char_ns: Percentiles,
     pub chars_per_second: Percentiles,
     pub server: ServerTimings,
-    pub time_to_first_char_bars: Vec<HistogramBar>,
     pub plain_gap_bars: Vec<HistogramBar>,
     pub boundary_gap_bars: Vec<HistogramBar>,
     pub summaries: Option<SummaryFigures>,
@@ -197,7 +176,6 @@ impl RequestStats {
         outcomes.measured += 1;
         match outcome {
             RequestOutcome::Completed => outcomes.well += 1,
-            RequestOutcome::Cancelled => outcomes.cancelled += 1,
             RequestOutcome::Unfinished => outcomes.unfinished += 1,
             RequestOutcome::Failed(code) => *outcomes.errors.entry((*code).to_owned()).or_default() += 1,
         }
@@ -333,7 +311,6 @@ impl RequestStats {
                 time_to_first_char_ns: times(Figure::ServerFirst),
                 total_ns: times(Figure::ServerTotal),
             },
-            time_to_first_char_bars: histogram(Figure::First).bars(),
             plain_gap_bars: histogram(Figure::PlainGap).bars(),
             boundary_gap_bars: histogram(Figure::BoundaryGap).bars(),
             summaries: (self.summaries > 0).then(|| SummaryFigures {
@@ -382,7 +359,6 @@ const SHARE: f64 = 1.0 / 2000.0;
 
 /// Figures of summaries; [`SummaryUsage`] describes the counts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct SummaryFigures {
     pub count: u64,
     pub document_tokens: u64,
@@ -412,7 +388,6 @@ impl SummaryFigures {
 
 /// Figures of edited documents.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct EditFigures {
     pub sessions: u64,
     pub keystrokes: u64,
@@ -425,183 +400,4 @@ pub struct EditFigures {
     pub keystroke_server_ns: Percentiles,
     pub recomputed_chars: Percentiles,
     pub keystroke_bars: Vec<HistogramBar>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelShortening {
-    pub model: String,
-    /// Characters per closed segment of its texts, prompts included; absent if none was closed.
-    pub factor: Option<f64>,
-}
-
-/// Sums up the totals of each model, in order of first appearance, and returns the factors. Models without texts are left out.
-pub(crate) fn by_model<'a>(workloads: impl Iterator<Item = (&'a str, TextTotals)>) -> Vec<ModelShortening> {
-    let mut sums: Vec<(&str, TextTotals)> = Vec::new();
-    for (model, totals) in workloads.filter(|(_, totals)| totals.prompt + totals.generated > 0) {
-        match sums.iter_mut().find(|(known, _)| *known == model) {
-            Some((_, sum)) => sum.add(&totals),
-            None => sums.push((model, totals)),
-        }
-    }
-    sums.into_iter().map(|(model, sum)| ModelShortening { model: model.to_owned(), factor: sum.factor() }).collect()
-}
-
-/// Maximum samples of a timeline; beyond this, neighbours are merged.
-const MAX_SAMPLES: usize = 240;
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TimelineSample {
-    pub at_ns: u64,
-    pub span_ns: u64,
-    pub started: u64,
-    pub finished: u64,
-    pub failed: u64,
-    pub characters: u64,
-    pub messages: u64,
-    pub in_flight: u64,
-    pub time_to_first_char_p50_ns: Option<f64>,
-    pub time_to_first_char_max_ns: Option<f64>,
-}
-
-#[derive(Debug)]
-struct Bucket {
-    start: Duration,
-    delta: CounterDelta,
-    in_flight: u64,
-    first_times: ValueHistogram,
-}
-
-#[derive(Debug)]
-pub struct Timeline {
-    begun: CounterSnapshot,
-    latest: CounterSnapshot,
-    buckets: Vec<Bucket>,
-    ticks_per_bucket: u32,
-    /// Ticks since the last bucket.
-    ticks: u32,
-}
-
-impl Timeline {
-    pub fn begin(counters: &LiveCounters) -> Self {
-        counters.take_first_times();
-        let begun = counters.read();
-        Self { begun, latest: begun, buckets: Vec::new(), ticks_per_bucket: 1, ticks: 0 }
-    }
-
-    /// Samples the counters if a bucket is full. Must be called at regular intervals.
-    pub fn tick(&mut self, counters: &LiveCounters) {
-        self.ticks += 1;
-        if self.ticks >= self.ticks_per_bucket {
-            self.flush(counters);
-        }
-    }
-
-    /// Samples the counters: adds a bucket with everything since the last one.
-    pub fn flush(&mut self, counters: &LiveCounters) {
-        let now = counters.read();
-        let bucket = Bucket {
-            start: self.latest.time - self.begun.time,
-            delta: now.since(&self.latest),
-            in_flight: now.in_flight(),
-            first_times: counters.take_first_times(),
-        };
-        match self.buckets.last_mut().filter(|_| bucket.delta.span.is_zero()) {
-            // a bucket without duration belongs to the one before
-            Some(before) => before.merge(&bucket),
-            None => self.buckets.push(bucket),
-        }
-        self.latest = now;
-        self.ticks = 0;
-        if self.buckets.len() >= MAX_SAMPLES {
-            self.merge_neighbours();
-        }
-    }
-
-    fn merge_neighbours(&mut self) {
-        let mut merged: Vec<Bucket> = Vec::with_capacity(MAX_SAMPLES / 2 + 1);
-        for (index, bucket) in self.buckets.drain(..).enumerate() {
-            match merged.last_mut().filter(|_| index % 2 == 1) {
-                Some(before) => before.merge(&bucket),
-                None => merged.push(bucket),
-            }
-        }
-        self.buckets = merged;
-        self.ticks_per_bucket *= 2;
-    }
-
-    /// Returns the highest rate, in messages per second, of all buckets that last at least a fifth of a second.
-    pub fn peak_messages(&self) -> Option<f64> {
-        let long =
-            self.buckets.iter().map(|bucket| bucket.delta).filter(|delta| delta.span >= Duration::from_millis(200));
-        long.map(|delta| delta.counts.messages as f64 / delta.span.as_secs_f64()).max_by(f64::total_cmp)
-    }
-
-    pub fn samples(&self) -> Vec<TimelineSample> {
-        self.buckets.iter().map(Bucket::sample).collect()
-    }
-}
-
-impl Bucket {
-    fn merge(&mut self, next: &Self) {
-        self.delta.add(&next.delta);
-        self.in_flight = next.in_flight;
-        self.first_times.merge(&next.first_times);
-    }
-
-    fn sample(&self) -> TimelineSample {
-        let first_times = self.first_times.percentiles(1.0);
-        let counts = self.delta.counts;
-        TimelineSample {
-            at_ns: format::ns(self.start),
-            span_ns: format::ns(self.delta.span),
-            started: counts.started,
-            finished: counts.finished,
-            failed: counts.failed,
-            characters: counts.characters,
-            messages: counts.messages,
-            in_flight: self.in_flight,
-            time_to_first_char_p50_ns: first_times.p50,
-            time_to_first_char_max_ns: first_times.max,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::Ordering::Relaxed;
-    use tokio::time::sleep;
-
-    #[test]
-    fn workloads_of_one_model_are_summed_and_models_are_separate() {
-        let sums = |prompt, generated, segments| TextTotals { prompt, cached: 0, generated, segments };
-        let parts = [("a", sums(40, 20, 10)), ("b", sums(50, 50, 0)), ("a", sums(30, 10, 10)), ("c", sums(0, 0, 0))];
-        let factors = by_model(parts.into_iter());
-        let expected = |model: &str, factor| ModelShortening { model: model.into(), factor };
-        assert_eq!(factors, [expected("a", Some(5.0)), expected("b", None)], "a model without texts has no factor");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_long_timeline_keeps_its_sums_in_few_samples() {
-        let counters = LiveCounters::default();
-        counters.totals.characters.fetch_add(5, Relaxed);
-        let mut timeline = Timeline::begin(&counters);
-        for _ in 0..1000 {
-            sleep(Duration::from_millis(250)).await;
-            counters.totals.characters.fetch_add(3, Relaxed);
-            counters.totals.started.fetch_add(1, Relaxed);
-            counters.totals.finished.fetch_add(1, Relaxed);
-            counters.record_first(Duration::from_millis(7));
-            timeline.tick(&counters);
-        }
-        timeline.flush(&counters);
-        let samples = timeline.samples();
-        assert!(samples.len() <= MAX_SAMPLES, "{}", samples.len());
-        assert_eq!(samples.iter().map(|sample| sample.characters).sum::<u64>(), 3000);
-        assert_eq!(samples.iter().map(|sample| sample.span_ns).sum::<u64>(), 250_000_000_000);
-        let adjacent = samples.windows(2).all(|pair| pair[0].at_ns + pair[0].span_ns == pair[1].at_ns);
-        assert!(adjacent && samples[3].time_to_first_char_p50_ns.is_some_and(|ns| (ns / 7e6 - 1.0).abs() < 1e-3));
-    }
 }

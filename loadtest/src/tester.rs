@@ -7,7 +7,6 @@
 //! not one. If only the probe's own thread was suspended this overstates the lag, so that the tester is suspected once too often
 //! rather than never.
 
-use crate::client::TESTER_CODE;
 use crate::error::{Error, Result};
 use crate::stats::RequestFigures;
 use crate::timer::{CounterDelta, TOGETHER};
@@ -23,14 +22,11 @@ const TICK: Duration = Duration::from_millis(5);
 /// Ticks that may wait to be received: five minutes' worth.
 const WAITING: usize = 1 << 16;
 /// Share of its threads' time above which the tester counts as the limit.
-pub(crate) const MAX_CPU_SHARE: f64 = 0.8;
+const MAX_CPU_SHARE: f64 = 0.8;
 /// Largest lag of the tester, as a share of the times that it measured.
-pub(crate) const MAX_LAG_SHARE: f64 = 0.1;
-/// Share of a core below which most processor time is not spent on messages, and does not show what a core could read.
-pub(crate) const MIN_CPU_SHARE: f64 = 0.25;
+const MAX_LAG_SHARE: f64 = 0.1;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct TesterFigures {
     pub threads: usize,
     pub connections: usize,
@@ -38,9 +34,6 @@ pub struct TesterFigures {
     pub cpu_ns: Option<u64>,
     pub cpu_share: Option<f64>,
     pub messages_per_second: f64,
-    pub peak_messages_per_second: Option<f64>,
-    /// Messages by seconds of processor time: what one core could read. Absent if less than `MIN_CPU_SHARE` of one was used.
-    pub messages_per_cpu_second: Option<f64>,
     pub event_lag_ns: Percentiles,
     pub held: u64,
     pub limits: Vec<String>,
@@ -117,28 +110,62 @@ impl TesterFigures {
     /// Computes the figures of a window.
     pub(crate) fn new(threads: usize, connections: usize, window: CounterDelta, lags: &ValueHistogram) -> Self {
         let seconds = window.span.as_secs_f64().max(1e-9);
-        let messages = window.counts.messages as f64;
-        let cpu_seconds = window.cpu.map(|cpu| cpu.as_secs_f64());
         Self {
             threads,
             connections,
             cpu_ns: window.cpu.map(weir_measure::format::ns),
-            cpu_share: cpu_seconds.map(|cpu| cpu / seconds / threads.max(1) as f64),
-            messages_per_second: messages / seconds,
-            peak_messages_per_second: None,
-            messages_per_cpu_second: cpu_seconds
-                .filter(|cpu| *cpu >= MIN_CPU_SHARE * seconds)
-                .map(|cpu| messages / cpu),
+            cpu_share: window.cpu.map(|cpu| cpu.as_secs_f64() / seconds / threads.max(1) as f64),
+            messages_per_second: window.counts.messages as f64 / seconds,
             event_lag_ns: lags.percentiles(1.0),
             held: 0,
             limits: Vec::new(),
         }
     }
 
-    /// States the reasons why the tester may be the limit of a measurement. `requests` has the figures of each model.
+    /// States the reasons why the tester may be the limit of a measurement, and what to do. `requests` has the figures of each model.
     pub(crate) fn find_limits(&mut self, requests: &[&RequestFigures]) {
-        let limits = LimitEvidence::of(requests).limits(self);
-        self.limits = limits.into_iter().map(TesterLimit::fact).collect();
+        let gaps: Vec<_> = requests.iter().map(|figures| &figures.gap_ns).collect();
+        self.limits = self.delays(requests);
+        self.limits.extend(self.lateness("gap", &gaps));
+    }
+
+    /// Returns the reasons why the tester may have delayed requests.
+    fn delays(&self, requests: &[&RequestFigures]) -> Vec<String> {
+        let busy = self.cpu_share.filter(|share| *share > MAX_CPU_SHARE).map(|share| {
+            let percent = share * 100.0;
+            format!("it used {percent:.0} % of the processor time of its threads; give it more (--threads)")
+        });
+        let held = (self.held > 0).then(|| {
+            let count = self.held;
+            format!("{count} requests waited for its limit on requests in flight; raise --max-in-flight")
+        });
+        let first: Vec<_> = requests.iter().map(|figures| &figures.time_to_first_char_ns).collect();
+        [busy, held, self.lateness("time to first character", &first)].into_iter().flatten().collect()
+    }
+
+    /// Returns true if the tester may have delayed requests with these figures.
+    pub(crate) fn may_delay(&self, requests: &RequestFigures) -> bool {
+        !self.delays(&[requests]).is_empty()
+    }
+
+    /// Describes the lag if it is over a tenth of the measured `times`. A lag is added to a time, so a percentile of the lag is
+    /// compared with the same percentile of the times: the fastest model's, which the tester distorts most. Times between messages
+    /// that came together do not count, because the server did not cause them.
+    fn lateness(&self, name: &str, times: &[&Percentiles]) -> Option<String> {
+        let shortest = TOGETHER.as_nanos() as f64;
+        let distorted = COMPARED.iter().filter_map(|(percentile, of)| {
+            let times = times.iter().filter_map(|times| of(times)).filter(|time| *time >= shortest);
+            let measured = times.min_by(f64::total_cmp)?;
+            let lag = of(&self.event_lag_ns)?;
+            (lag > MAX_LAG_SHARE * measured).then_some((percentile, lag, measured))
+        });
+        let (percentile, lag, measured) = distorted.max_by(|a, b| (a.1 / a.2).total_cmp(&(b.1 / b.2)))?;
+        Some(format!(
+            "it saw events {} late at the {percentile}, over a tenth of the {percentile} {name} ({}); run it on another machine, or leave \
+             it a core of the server's (weir serve --threads)",
+            time(lag),
+            time(measured)
+        ))
     }
 }
 
@@ -147,174 +174,6 @@ const COMPARED: [(&str, PercentileOf); 3] =
     [("p50", |values| values.p50), ("p90", |values| values.p90), ("p99", |values| values.p99)];
 
 type PercentileOf = fn(&Percentiles) -> Option<f64>;
-
-/// Names of the figures that are compared: first the time to first character's, then the gaps'.
-const FIGURES: [&str; 6] = [
-    "p50 time to first character",
-    "p90 time to first character",
-    "p99 time to first character",
-    "p50 gap",
-    "p90 gap",
-    "p99 gap",
-];
-
-/// Way in which the tester may have distorted a measurement, with the figure that shows it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum TesterLimit {
-    /// It used this share of the processor time of its threads.
-    Busy(f64),
-    /// This many requests waited for its limit on requests in flight.
-    Held(u64),
-    /// Its HTTP/2 library ended this many requests.
-    EndedRequests(u64),
-    /// It saw events late, compared with the times that it measured.
-    Late(Lateness),
-}
-
-/// Lag of the tester that is large compared with a measured time.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lateness {
-    /// Percentile of the lag, in nanoseconds.
-    lag: f64,
-    /// The same percentile of the measured times, in nanoseconds.
-    measured: f64,
-    /// Index in [`FIGURES`].
-    figure: usize,
-    /// All figures that the lag distorts so.
-    distorted: [bool; FIGURES.len()],
-}
-
-/// Figures of requests that show whether the tester was the limit.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct LimitEvidence {
-    /// Requests that the tester's own library ended.
-    pub(crate) ended_by_tester: u64,
-    /// The [`FIGURES`], in nanoseconds. Gaps of messages that came together are absent, because the server did not cause them.
-    times: [Option<f64>; FIGURES.len()],
-}
-
-impl TesterLimit {
-    /// Returns the limits that a report states for a measurement. `requests` has the figures of each model.
-    pub fn of(tester: &TesterFigures, requests: &[&RequestFigures]) -> Vec<Self> {
-        // a report states none if the server ended the measurement
-        if tester.limits.is_empty() { Vec::new() } else { LimitEvidence::of(requests).limits(tester) }
-    }
-
-    /// Describes what the tester did, with the number that shows it.
-    pub fn fact(self) -> String {
-        let requests = |count| format!("{count} {}", if count == 1 { "request" } else { "requests" });
-        match self {
-            Self::Busy(share) => format!("it used {:.0} % of the processor time of its threads", share * 100.0),
-            Self::Held(count) => {
-                format!("{} waited for its limit on requests in flight (--max-in-flight)", requests(count))
-            }
-            Self::EndedRequests(count) => format!(
-                "its HTTP/2 library ended {} with code {TESTER_CODE}, because too many messages waited to be read",
-                requests(count)
-            ),
-            Self::Late(late) => late.fact(),
-        }
-    }
-
-    /// Returns what the user can do. `shares_machine` is true if tester and server share a machine.
-    pub fn advice(self, shares_machine: bool) -> &'static str {
-        match self {
-            Self::Busy(_) => "give it more threads (--threads)",
-            Self::Held(_) => "raise --max-in-flight, because the measured times include the wait",
-            Self::EndedRequests(_) => "raise --connections and --threads",
-            Self::Late(_) if shares_machine => {
-                "run it on another machine, or leave it a core of this one (weir serve --threads)"
-            }
-            Self::Late(_) => "stop other programs on its machine, or run it on another one",
-        }
-    }
-
-    /// Combines limits of one kind in two measurements: the worse number, or the sum of counted requests. Returns `None` if they are
-    /// of different kinds.
-    pub(crate) fn combine(self, other: Self) -> Option<Self> {
-        match (self, other) {
-            (Self::Busy(share), Self::Busy(more)) => Some(Self::Busy(share.max(more))),
-            (Self::Held(count), Self::Held(more)) => Some(Self::Held(count + more)),
-            (Self::EndedRequests(count), Self::EndedRequests(more)) => Some(Self::EndedRequests(count + more)),
-            (Self::Late(late), Self::Late(later)) => Some(Self::Late(late.combine(later))),
-            _ => None,
-        }
-    }
-}
-
-impl Lateness {
-    /// Describes the lag with the time that it distorts most, and names the others that it distorts.
-    fn fact(self) -> String {
-        let Self { lag, measured, figure, distorted } = self;
-        let others = FIGURES.iter().enumerate().filter(|(index, _)| distorted[*index] && *index != figure);
-        let others: Vec<_> = others.map(|(_, name)| *name).collect();
-        let others = match others.is_empty() {
-            true => String::new(),
-            false => format!("; {} may be wrong as well", others.join(", ")),
-        };
-        format!(
-            "it saw events {} late at the {}, over a tenth of the {} ({}){others}",
-            time(lag),
-            COMPARED[figure % COMPARED.len()].0,
-            FIGURES[figure],
-            time(measured)
-        )
-    }
-
-    /// Returns the larger lag, with the figures that either distorts.
-    fn combine(self, other: Self) -> Self {
-        let larger = if other.lag > self.lag { other } else { self };
-        let distorted = std::array::from_fn(|figure| self.distorted[figure] || other.distorted[figure]);
-        Self { distorted, ..larger }
-    }
-}
-
-impl LimitEvidence {
-    /// Collects the evidence from the figures of each model. Times are the fastest model's, which the tester distorts most.
-    pub(crate) fn of(requests: &[&RequestFigures]) -> Self {
-        let times = std::array::from_fn(|index| {
-            let (_, percentile) = COMPARED[index % COMPARED.len()];
-            let is_gap = index >= COMPARED.len();
-            let shortest = if is_gap { TOGETHER.as_nanos() as f64 } else { 0.0 };
-            let values = requests.iter().map(|all| if is_gap { &all.gap_ns } else { &all.time_to_first_char_ns });
-            values.filter_map(percentile).filter(|value| *value >= shortest).min_by(f64::total_cmp)
-        });
-        Self { ended_by_tester: requests.iter().map(|figures| figures.requests.ended_by_tester()).sum(), times }
-    }
-
-    /// Returns the evidence except about gaps, which do not delay requests.
-    pub(crate) fn without_gaps(mut self) -> Self {
-        self.times[COMPARED.len()..].fill(None);
-        self
-    }
-
-    pub(crate) fn limits(&self, tester: &TesterFigures) -> Vec<TesterLimit> {
-        let busy = tester.cpu_share.filter(|share| *share > MAX_CPU_SHARE).map(TesterLimit::Busy);
-        let held = (tester.held > 0).then_some(TesterLimit::Held(tester.held));
-        let ended = (self.ended_by_tester > 0).then_some(TesterLimit::EndedRequests(self.ended_by_tester));
-        let late = self.lateness(&tester.event_lag_ns).map(TesterLimit::Late);
-        [busy, held, ended, late].into_iter().flatten().collect()
-    }
-
-    /// Returns the measured times that the lag distorts by more than a tenth. A lag is added to a time, so a percentile of the lag is
-    /// compared with the same percentile of the times.
-    fn lateness(&self, lags: &Percentiles) -> Option<Lateness> {
-        let mut distorted = [false; FIGURES.len()];
-        let mut worst: Option<Lateness> = None;
-        for (figure, measured) in self.times.into_iter().enumerate() {
-            let (_, percentile) = COMPARED[figure % COMPARED.len()];
-            let Some((lag, measured)) = percentile(lags).zip(measured) else { continue };
-            if lag <= MAX_LAG_SHARE * measured {
-                continue;
-            }
-            distorted[figure] = true;
-            if worst.is_none_or(|worst| lag / measured > worst.lag / worst.measured) {
-                worst = Some(Lateness { lag, measured, figure, distorted });
-            }
-        }
-        worst.map(|worst| Lateness { distorted, ..worst })
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -334,24 +193,21 @@ mod tests {
     fn each_way_of_being_the_limit_is_reported() {
         let short = Duration::from_micros(900);
         let idle = tester(1, 1, short);
-        assert_eq!((idle.cpu_share, idle.messages_per_second, idle.messages_per_cpu_second), (Some(0.1), 5.0, None));
-        assert_eq!(tester(1, 4, short).messages_per_cpu_second, Some(12.5), "above the smallest share");
+        assert_eq!((idle.cpu_share, idle.messages_per_second), (Some(0.1), 5.0));
         let same = |ns| Percentiles { p50: Some(ns), p90: Some(ns), p99: Some(ns), ..Percentiles::default() };
         let requests =
             RequestFigures { time_to_first_char_ns: same(100e6), gap_ns: same(10e6), ..RequestFigures::default() };
-        let mut ended = requests.clone();
-        ended.requests.errors.insert(TESTER_CODE.into(), 2);
-        for (mut tester, requests, expected) in [
-            (idle.clone(), &requests, None),
-            (tester(1, 9, short), &requests, Some("90 % of the processor time")),
-            (tester(2, 9, short), &requests, None),
-            (TesterFigures { held: 3, ..idle.clone() }, &requests, Some("3 requests waited")),
-            (idle, &ended, Some("ended 2 requests with code TESTER")),
-            (tester(1, 1, Duration::from_millis(2)), &requests, Some("gap (10.0 ms)")),
+        for (mut tester, delays, expected) in [
+            (idle.clone(), false, None),
+            (tester(1, 9, short), true, Some("90 % of the processor time")),
+            (tester(2, 9, short), false, None),
+            (TesterFigures { held: 3, ..idle.clone() }, true, Some("3 requests waited")),
+            (tester(1, 1, Duration::from_millis(2)), false, Some("gap (10.0 ms)")),
         ] {
-            tester.find_limits(&[requests]);
+            tester.find_limits(&[&requests]);
             assert_eq!(tester.limits.len(), usize::from(expected.is_some()));
             assert!(tester.limits.iter().all(|limit| limit.contains(expected.unwrap())), "{:?}", tester.limits);
+            assert_eq!(tester.may_delay(&requests), delays);
         }
     }
 
@@ -392,56 +248,20 @@ mod tests {
         assert!(!send_due_ticks(&ticks, &mut last, begun + Duration::from_secs(9)));
     }
 
-    fn lags(p50: f64, p99: f64) -> TesterFigures {
-        let event_lag_ns = Percentiles { p50: Some(p50), p99: Some(p99), ..Percentiles::default() };
-        TesterFigures { event_lag_ns, ..TesterFigures::default() }
-    }
-
-    fn evidence(first: f64, gap: f64, gap_p99: f64) -> LimitEvidence {
-        let times = |p50, p99| Percentiles { p50: Some(p50), p99, ..Percentiles::default() };
-        let figures = RequestFigures {
-            time_to_first_char_ns: times(first, None),
-            gap_ns: times(gap, Some(gap_p99)),
-            ..RequestFigures::default()
-        };
-        LimitEvidence::of(&[&figures])
-    }
-
     #[test]
     fn a_lag_is_compared_with_the_same_percentile_of_the_times() {
-        // A hundredth of the events was late: that says nothing about medians.
-        assert_eq!(evidence(15e6, 1e6, 30e6).limits(&lags(5e4, 2e6)), []);
-        let [late] = evidence(15e6, 1e6, 15e6).limits(&lags(5e4, 2e6))[..] else { panic!() };
-        assert_eq!(late.fact(), "it saw events 2.00 ms late at the p99, over a tenth of the p99 gap (15.0 ms)");
-        let [late] = evidence(2e6, 5e6, 50e6).limits(&lags(3e5, 4e5))[..] else { panic!() };
-        assert!(late.fact().ends_with("over a tenth of the p50 time to first character (2.00 ms)"), "{}", late.fact());
-        // The worst figure does not hide the others.
-        let [late] = evidence(2e6, 1e6, 15e6).limits(&lags(3e5, 4e6))[..] else { panic!() };
-        let worst = "it saw events 300 µs late at the p50, over a tenth of the p50 gap (1.00 ms)";
-        assert_eq!(late.fact(), format!("{worst}; p50 time to first character, p99 gap may be wrong as well"));
-        let [other] = evidence(15e6, 15e6, 30e6).limits(&lags(5e4, 5e6))[..] else { panic!() };
-        assert!(
-            other
-                .combine(late)
-                .unwrap()
-                .fact()
-                .ends_with("; p50 time to first character, p50 gap may be wrong as well")
-        );
-        // Messages that came together have gaps that any lag exceeds.
-        assert_eq!(evidence(100e6, 3e3, 3e3).limits(&lags(2e6, 2e6)), []);
-    }
-
-    #[test]
-    fn limits_of_one_kind_are_combined() {
-        let late = |lag| {
-            let distorted = std::array::from_fn(|figure| figure == 5);
-            TesterLimit::Late(Lateness { lag, measured: 5e6, figure: 5, distorted })
+        let late = |lag: [f64; 2], gap: [f64; 2]| {
+            let both = |[p50, p99]: [f64; 2]| Percentiles { p50: Some(p50), p99: Some(p99), ..Percentiles::default() };
+            let tester = TesterFigures { event_lag_ns: both(lag), ..TesterFigures::default() };
+            tester.lateness("gap", &[&both(gap), &both([1e12, 1e12])])
         };
-        assert_eq!(late(1e6).combine(late(3e6)), Some(late(3e6)));
-        assert_eq!(late(3e6).combine(late(1e6)), Some(late(3e6)));
-        assert_eq!(TesterLimit::Busy(0.9).combine(TesterLimit::Busy(0.85)), Some(TesterLimit::Busy(0.9)));
-        assert_eq!(TesterLimit::Held(2).combine(TesterLimit::Held(3)), Some(TesterLimit::Held(5)));
-        assert_eq!(late(1e6).combine(TesterLimit::Held(1)), None);
-        assert!(TesterLimit::Held(1).fact().starts_with("1 request waited"));
+        // A hundredth of the events was late: that says nothing about medians.
+        assert_eq!(late([5e4, 2e6], [1e6, 30e6]), None);
+        let p99 = "it saw events 2.00 ms late at the p99, over a tenth of the p99 gap (15.0 ms); ";
+        assert!(late([5e4, 2e6], [1e6, 15e6]).unwrap().starts_with(p99));
+        let worst = "it saw events 300 µs late at the p50, over a tenth of the p50 gap (1.00 ms); ";
+        assert!(late([3e5, 4e6], [1e6, 15e6]).unwrap().starts_with(worst));
+        // Messages that came together have gaps that any lag exceeds.
+        assert_eq!(late([2e6, 2e6], [3e3, 3e3]), None);
     }
 }

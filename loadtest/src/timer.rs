@@ -8,13 +8,10 @@
 //! gap *after* it contains them.
 
 use std::collections::VecDeque;
-use std::ops::ControlFlow;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
-use weir_measure::{histogram::ValueHistogram, stats::nearest_rank};
+use weir_measure::stats::nearest_rank;
 use weir_proto::v1::{SummaryTiming, SummaryUsage, Timing, Usage};
 
 /// Maximum gaps, and segments, kept of one request: more than any request asks for.
@@ -126,8 +123,6 @@ pub struct ClientTimer {
     segment_end: Option<Instant>,
     /// True if the next gap contains the middle layers.
     next_is_boundary: bool,
-    /// Characters after which this client cancels the request, if it does.
-    cancel_after: Option<u64>,
     pub characters: u64,
     /// Characters of the first message and of the messages that came together with it.
     first_characters: u64,
@@ -149,8 +144,8 @@ pub struct ClientTimer {
 }
 
 impl ClientTimer {
-    /// Starts a timer for a request due at `intended` that this client cancels after `cancel_after` characters.
-    pub fn new(counters: Arc<LiveCounters>, intended: Instant, cancel_after: Option<u64>) -> Self {
+    /// Starts a timer for a request due at `intended`.
+    pub fn new(counters: Arc<LiveCounters>, intended: Instant) -> Self {
         Self {
             counters,
             intended,
@@ -159,7 +154,6 @@ impl ClientTimer {
             last: None,
             segment_end: None,
             next_is_boundary: false,
-            cancel_after,
             characters: 0,
             first_characters: 0,
             came_apart: false,
@@ -177,12 +171,12 @@ impl ClientTimer {
         self.sent = Some(Instant::now());
     }
 
-    /// Records a message received now. Breaks if this client cancels the request.
-    pub fn record(&mut self, message: ReceivedMessage) -> ControlFlow<()> {
+    /// Records a message received now.
+    pub fn record(&mut self, message: ReceivedMessage) {
         if message.characters == 0 {
             // bytes of a character whose text comes with the next message
             self.next_is_boundary |= message.predicted_ends + message.marked_ends > 0;
-            return ControlFlow::Continue(());
+            return;
         }
         let now = Instant::now();
         if let Some(last) = self.last.filter(|_| self.gaps.len() < MAX_GAPS) {
@@ -203,26 +197,23 @@ impl ClientTimer {
             self.first_characters += message.characters;
         }
         self.last = Some(now);
-        self.count(message.characters)
+        self.count(message.characters);
     }
 
-    /// Records completions received now, as one character without a gap before it. Breaks if this client cancels the session.
-    pub fn record_answer(&mut self) -> ControlFlow<()> {
+    /// Records completions received now, as one character without a gap before it.
+    pub fn record_answer(&mut self) {
         self.first.get_or_insert_with(Instant::now);
-        self.count(1)
+        self.count(1);
     }
 
-    /// Counts a message of `characters`. Breaks if this client cancels the request.
-    fn count(&mut self, characters: u64) -> ControlFlow<()> {
+    /// Counts a message of `characters`.
+    fn count(&mut self, characters: u64) {
         self.characters += characters;
         self.messages += 1;
-        self.counters.totals.characters.fetch_add(characters, Relaxed);
-        self.counters.totals.messages.fetch_add(1, Relaxed);
-        if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-
-    pub fn is_cancelled(&self) -> bool {
-        self.cancel_after.is_some_and(|limit| self.characters >= limit)
+        self.counters.update(|counts| {
+            counts.characters += characters;
+            counts.messages += 1;
+        });
     }
 
     /// Returns the time from the intended start to the first characters.
@@ -248,35 +239,37 @@ impl ClientTimer {
     }
 }
 
-/// Counters since the start of the load, warm-up included; or increments of these counters.
+/// Counts since the start of the load, warm-up included; or their increments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LoadCounters<T> {
-    pub characters: T,
+pub struct LoadCounters {
+    pub characters: u64,
     /// Messages with characters.
-    pub messages: T,
+    pub messages: u64,
     /// Requests that this program began to send.
-    pub started: T,
+    pub started: u64,
     /// Requests that succeeded.
-    pub finished: T,
+    pub finished: u64,
     /// Requests that ended otherwise.
-    pub failed: T,
+    pub failed: u64,
     /// Requests that met the objectives.
-    pub good: T,
+    pub good: u64,
     /// Measured requests that ended, with any outcome.
-    pub measured: T,
+    pub measured: u64,
+}
+
+impl LoadCounters {
+    pub fn in_flight(&self) -> u64 {
+        self.started.saturating_sub(self.finished + self.failed)
+    }
 }
 
 #[derive(Debug, Default)]
-pub struct LiveCounters {
-    pub totals: LoadCounters<AtomicU64>,
-    /// Times to first character of the requests that succeeded since the times were last taken.
-    first_times: Mutex<ValueHistogram>,
-}
+pub struct LiveCounters(Mutex<LoadCounters>);
 
 #[derive(Debug, Clone, Copy)]
 pub struct CounterSnapshot {
-    pub(crate) time: Instant,
-    counts: LoadCounters<u64>,
+    time: Instant,
+    pub counts: LoadCounters,
     /// Processor time of this process.
     cpu: Option<Duration>,
 }
@@ -284,7 +277,7 @@ pub struct CounterSnapshot {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CounterDelta {
     pub span: Duration,
-    pub counts: LoadCounters<u64>,
+    pub counts: LoadCounters,
     /// Processor time of this process; absent if the system does not report it.
     pub cpu: Option<Duration>,
 }
@@ -302,62 +295,29 @@ fn cpu_time() -> Option<Duration> {
 }
 
 impl LiveCounters {
+    pub fn update(&self, change: impl FnOnce(&mut LoadCounters)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
     pub fn read(&self) -> CounterSnapshot {
-        let counts = LoadCounters {
-            characters: self.totals.characters.load(Relaxed),
-            messages: self.totals.messages.load(Relaxed),
-            started: self.totals.started.load(Relaxed),
-            finished: self.totals.finished.load(Relaxed),
-            failed: self.totals.failed.load(Relaxed),
-            good: self.totals.good.load(Relaxed),
-            measured: self.totals.measured.load(Relaxed),
-        };
+        let counts = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         CounterSnapshot { time: Instant::now(), counts, cpu: cpu_time() }
-    }
-
-    fn first_times(&self) -> MutexGuard<'_, ValueHistogram> {
-        self.first_times.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records the time to first character of a request that succeeded.
-    pub fn record_first(&self, time: Duration) {
-        self.first_times().record_time(time);
-    }
-
-    /// Returns the times to first character recorded since the last call, and clears them.
-    pub(crate) fn take_first_times(&self) -> ValueHistogram {
-        std::mem::take(&mut self.first_times())
-    }
-}
-
-impl LoadCounters<u64> {
-    fn fields_mut(&mut self) -> [&mut u64; 7] {
-        let Self { characters, messages, started, finished, failed, good, measured } = self;
-        [characters, messages, started, finished, failed, good, measured]
-    }
-}
-
-impl CounterDelta {
-    /// Adds the next increments.
-    pub(crate) fn add(&mut self, next: &Self) {
-        self.span += next.span;
-        self.cpu = self.cpu.zip(next.cpu).map(|(cpu, next)| cpu + next);
-        let mut counts = next.counts;
-        self.counts.fields_mut().into_iter().zip(counts.fields_mut()).for_each(|(sum, value)| *sum += *value);
     }
 }
 
 impl CounterSnapshot {
     pub fn since(&self, before: &Self) -> CounterDelta {
-        let mut counts = self.counts;
-        let mut earlier = before.counts;
-        counts.fields_mut().into_iter().zip(earlier.fields_mut()).for_each(|(count, earlier)| *count -= *earlier);
+        let counts = LoadCounters {
+            characters: self.counts.characters - before.counts.characters,
+            messages: self.counts.messages - before.counts.messages,
+            started: self.counts.started - before.counts.started,
+            finished: self.counts.finished - before.counts.finished,
+            failed: self.counts.failed - before.counts.failed,
+            good: self.counts.good - before.counts.good,
+            measured: self.counts.measured - before.counts.measured,
+        };
         let cpu = self.cpu.zip(before.cpu).map(|(now, before)| now.saturating_sub(before));
         CounterDelta { span: self.time - before.time, counts, cpu }
-    }
-
-    pub fn in_flight(&self) -> u64 {
-        self.counts.started.saturating_sub(self.counts.finished + self.counts.failed)
     }
 }
 
@@ -551,7 +511,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn gaps_are_boundary_gaps_where_the_middle_layers_ran() {
-        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), None);
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now());
         sleep(ms(5)).await;
         timer.mark_sent();
         // first, plain, ended by the predictor, plain, ended by a mark, the gap after the mark, plain
@@ -559,7 +519,7 @@ mod tests {
         let marked = ReceivedMessage { marked_ends: 1, ..ONE };
         for (after, message) in [(20, ONE), (10, ONE), (30, predicted), (11, ONE), (12, marked), (40, ONE), (13, ONE)] {
             sleep(ms(after)).await;
-            assert!(timer.record(message).is_continue());
+            timer.record(message);
         }
         let gaps: Vec<_> = timer.gaps.iter().map(|gap| (gap.span.as_millis(), gap.boundary)).collect();
         assert_eq!(gaps, [(10, false), (30, true), (11, false), (12, false), (40, true), (13, false)]);
@@ -572,13 +532,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_message_without_characters_is_ignored_and_several_characters_in_one_have_no_gap() {
-        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), Some(4));
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now());
         timer.mark_sent();
-        assert!(timer.record(ReceivedMessage::default()).is_continue());
+        timer.record(ReceivedMessage::default());
         assert_eq!((timer.first(), timer.messages), (None, 0));
-        assert!(timer.record(ReceivedMessage { characters: 3, predicted_ends: 1, marked_ends: 0 }).is_continue());
+        timer.record(ReceivedMessage { characters: 3, predicted_ends: 1, marked_ends: 0 });
         sleep(ms(7)).await;
-        assert!(timer.record(ONE).is_break() && timer.is_cancelled());
+        timer.record(ONE);
         assert_eq!(timer.gaps, [Gap { span: ms(7), boundary: false }]);
         assert_eq!((timer.characters, timer.messages, timer.segments.len()), (4, 2, 0));
     }
@@ -586,19 +546,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn messages_that_came_together_give_no_speed() {
         let end = ReceivedMessage { predicted_ends: 1, ..ONE };
-        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), None);
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now());
         timer.mark_sent();
         let us = Duration::from_micros;
         // eight characters in 24 µs, with two ends of segments
         for message in [ONE, ONE, ONE, end, ONE, ONE, ONE, end] {
             advance(us(3)).await;
-            assert!(timer.record(message).is_continue());
+            timer.record(message);
         }
         assert_eq!((timer.per_char(), timer.segments.len()), (None, 0));
         // another end 40 ms later, and two characters together with it, of which the second ends a segment
         for (after, message) in [(40_000, end), (3, ONE), (3, end)] {
             advance(us(after)).await;
-            assert!(timer.record(message).is_continue());
+            timer.record(message);
         }
         assert_eq!(
             timer.per_char(),

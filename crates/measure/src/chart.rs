@@ -55,8 +55,6 @@ pub enum Scale {
     Log,
     /// Logarithmic, with ticks at the measured values.
     Counts,
-    /// Nanoseconds, linear from 0.
-    Time,
     /// Nanoseconds, logarithmic.
     LogTime,
 }
@@ -127,7 +125,7 @@ impl Scale {
 
     fn format(self, value: f64) -> String {
         match self {
-            Self::Time | Self::LogTime => format::time(value),
+            Self::LogTime => format::time(value),
             _ if value != 0.0 && !(1e-3..1e7).contains(&value) => format!("{value:.1e}").replace(".0e", "e"),
             _ if value.fract() == 0.0 => format!("{value:.0}"),
             _ => format::digits(value),
@@ -390,7 +388,7 @@ mod tests {
 
     #[test]
     fn charts_of_anything_are_drawn_within_their_frame() {
-        for scale in [Scale::Linear, Scale::Log, Scale::Counts, Scale::Time, Scale::LogTime] {
+        for scale in [Scale::Linear, Scale::Log, Scale::Counts, Scale::LogTime] {
             for points in [vec![], vec![(0.0, 0.0)], vec![(1.0, 5e6), (1e9, f64::NAN)], vec![(3.0, 1e3), (5.0, 1e12)]] {
                 let drawn = picture(&chart(points, scale));
                 assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
@@ -404,7 +402,7 @@ mod tests {
     fn labels_of_ticks_leave_room_for_the_axis_title() {
         // The title is 12 units from the edge and its letters are as high; a digit is 7 units wide.
         let room = LEFT - 6.0 - 18.0;
-        for scale in [Scale::Linear, Scale::Log, Scale::Time, Scale::LogTime] {
+        for scale in [Scale::Linear, Scale::Log, Scale::LogTime] {
             for exponent in -2..8 {
                 let most = 3.7 * 10f64.powi(exponent);
                 for tick in ScaledAxis::new(scale, [0.3 * most, most].into_iter(), 0.0, 1.0).ticks {

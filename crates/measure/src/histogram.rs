@@ -18,33 +18,22 @@ pub struct ValueHistogram(Option<Histogram<u64>>);
 /// Summary of a distribution. A percentile is the smallest recorded value that at least this share of the values does not exceed.
 /// It is absent if too few values were recorded for one to lie beyond it (p90: 10, p95: 20, p99: 100, p99.9: 1000).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are what their names say")]
 pub struct Percentiles {
-    /// Number of values.
     pub count: u64,
-    /// Mean.
     pub mean: Option<f64>,
-    /// Minimum.
     pub min: Option<f64>,
-    /// 10th percentile.
     pub p10: Option<f64>,
-    /// Median.
     pub p50: Option<f64>,
-    /// 90th percentile.
     pub p90: Option<f64>,
-    /// 95th percentile.
     pub p95: Option<f64>,
-    /// 99th percentile.
     pub p99: Option<f64>,
-    /// 99.9th percentile.
     pub p999: Option<f64>,
-    /// Maximum.
     pub max: Option<f64>,
 }
 
 /// Bar of a drawn distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct HistogramBar {
     /// Lower bound.
     pub from: f64,

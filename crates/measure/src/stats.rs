@@ -13,12 +13,10 @@ const MIN_PAIRS: usize = 8;
 
 /// Median and spread of measured values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the fields are what their names say")]
 pub struct Quantiles {
-    /// Median.
     pub median: f64,
-    /// 10th percentile.
     pub p10: f64,
-    /// 90th percentile.
     pub p90: f64,
 }
 
@@ -59,7 +57,6 @@ pub fn nearest_rank<T: Ord + Copy>(values: impl Iterator<Item = T>, share: f64) 
 
 /// Speed relative to a baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Gain {
     /// Median of the baseline divided by the median of the other model.
     pub ratio: f64,
@@ -82,7 +79,6 @@ impl Gain {
 
 /// Mean difference between a quantity of one model and of a baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct MeanDifference {
     /// Sum of the blocks' differences divided by the sum of their weights.
     pub difference: f64,

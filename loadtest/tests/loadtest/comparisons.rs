@@ -5,6 +5,7 @@ use super::support::{ms, spec, target};
 use crate::*;
 use weir_loadtest::client::SymbolUnit;
 use weir_loadtest::comparison::{ModelComparison, text_bits};
+use weir_loadtest::workload::WorkloadKind;
 
 /// Returns a slow model, and one with a third of its time per character and half of its time to the first.
 fn scripts() -> Vec<Script> {
@@ -32,9 +33,9 @@ pub(crate) async fn compare_of(scripts: Vec<Script>, rounds: u64, spec: Workload
     for script in &scripts {
         targets.push(target(&stub, &script.name, !script.summarizes).await);
     }
-    let mix = WorkloadMix::new(&[spec], 1, 0.0).unwrap();
+    let mix = WorkloadMix::new(vec![spec], 1).unwrap();
     let (_never, stop) = watch::channel(false);
-    let setup = ComparisonSetup { targets, mix, rounds, warm_up: 2, concurrency: 2, seed: 1, threads: 1 };
+    let setup = ComparisonSetup { targets, mix, rounds, warm_up: 2, seed: 1, threads: 1 };
     compare_models(setup, stop, false, |_| {}).await.unwrap()
 }
 
@@ -89,7 +90,7 @@ async fn times_of_different_units_are_not_compared_in_total() {
 async fn a_known_gain_of_summaries_is_measured() {
     let slow = Script { first: ms(80), plain: ms(6), summarizes: true, ..Script::instant("slow") };
     let fast = Script { first: ms(20), plain: ms(3), segment: 4, ..Script { name: "fast".into(), ..slow.clone() } };
-    let comparison = compare_of(vec![slow, fast], 10, WorkloadSpec { kind: "summarize".into(), ..spec(11) }).await;
+    let comparison = compare_of(vec![slow, fast], 10, WorkloadSpec { kind: WorkloadKind::Summarize, ..spec(11) }).await;
     assert_eq!(comparison.complete, 10);
     let fast = &comparison.models[1];
     let gains = fast.gains.clone().unwrap();
@@ -100,7 +101,7 @@ async fn a_known_gain_of_summaries_is_measured() {
     let texts = (fast.figures.prompt_chars, fast.figures.cached_chars, fast.figures.shortening_factor);
     assert_eq!(texts, (0, 0, None), "tokens are not counted as characters");
     let figures = fast.figures.summaries.clone().unwrap();
-    // documents of 20 characters, in three chunks
+    // documents of 20 characters
     assert_eq!((figures.count, figures.document_tokens, figures.summary_tokens), (10, 200, 110));
     assert_eq!(figures.unpooled_cross_attention_bytes, 4 * figures.cross_attention_bytes);
     assert_eq!(figures.pooled(), Some(4.0));

@@ -6,7 +6,8 @@ use crate::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio::runtime::Builder;
 use weir_client::connection::ServerEndpoint;
-use weir_loadtest::client::{self, TESTER_CODE, code_name};
+use weir_loadtest::client::{self, code_name};
+use weir_loadtest::schedule::ArrivalSchedule;
 use weir_measure::{histogram::Percentiles, stats::nearest_rank};
 use weir_proto::v1::{Stopping, generate_response::Event, generation_client::GenerationClient};
 
@@ -53,7 +54,7 @@ async fn known_delays_are_measured() {
 async fn requests_due_during_a_pause_wait_for_its_end() {
     let pause = Some((Duration::from_secs(4), Duration::from_secs(6)));
     let script = Script { first: ms(10), pause, ..Script::instant("stub") };
-    let (result, figures) = Test { rate: Some(100.0), ..Test::new(script.clone(), 1) }.drive().await;
+    let (_, figures) = Test { rate: Some(100.0), ..Test::new(script.clone(), 1) }.drive().await;
     let first = figures.time_to_first_char_ns;
     assert_eq!(first.count, 1000);
     near(first.max, ms(2000), "longest wait");
@@ -61,9 +62,6 @@ async fn requests_due_during_a_pause_wait_for_its_end() {
     // the share of requests that waited for longer than t is (2 s − t) / 10 s: a tenth for 1 s, a hundredth for 1.9 s
     near(first.p90, ms(1000), "p90");
     near(first.p99, ms(1900), "p99");
-    let timeline = result.timeline.samples();
-    let hung = timeline.iter().filter(|sample| (4_250_000_000..5_750_000_000).contains(&sample.at_ns));
-    assert!(hung.clone().count() >= 5 && hung.clone().all(|sample| sample.characters == 0 && sample.started > 0));
 
     // a closed loop's client waits for each answer, so it meets the pause only once
     let (_, figures) = Test { concurrency: 1, ..Test::new(script, 1) }.drive().await;
@@ -82,22 +80,19 @@ async fn waits_for_the_testers_own_limit_count_and_are_reported() {
     near(figures.total_from_send_ns.max, ms(500), "total from sending, without the wait");
     near(figures.start_lag_ns.max, ms(39 * 250), "start lag");
     assert!(result.held >= 38, "{}", result.held);
-    let load = LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate: 4.0, burst: 1 };
+    let load = LoadPattern::Open { rate: 4.0 };
     let extent = RunLength { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
     let point = LoadPoint::new(load, extent, result, 1, 1);
     assert!(point.tester.limits.iter().any(|limit| limit.contains("--max-in-flight")), "{:?}", point.tester.limits);
 }
 
 #[tokio::test(start_paused = true)]
-async fn rejections_cancellations_and_missed_objectives_are_counted_separately() {
+async fn rejections_and_missed_objectives_are_counted_separately() {
     let script = Script { refuse: 4, ..script() };
     let (_, figures) = Test { rate: Some(10.0), ..Test::new(script, 20) }.drive().await;
     let outcomes = &figures.requests;
     assert_eq!((outcomes.measured, outcomes.well, outcomes.errors["RESOURCE_EXHAUSTED"]), (100, 75, 25));
     assert_eq!((figures.good, figures.total_ns.count), (75, 75));
-
-    let (_, figures) = Test { rate: Some(10.0), cancel_share: 1.0, ..Test::new(self::script(), 20) }.drive().await;
-    assert_eq!((figures.requests.cancelled, figures.requests.well, figures.total_ns.count), (100, 0, 0));
 
     // the server hangs for two seconds: requests that wait longer than one are not good
     let pause = Some((Duration::from_secs(2), Duration::from_secs(4)));
@@ -140,16 +135,15 @@ pub(crate) fn undisturbed(run: impl Fn()) {
     assert!((0..ATTEMPTS).any(|_| catch_unwind(AssertUnwindSafe(&run)).is_ok()), "none of {ATTEMPTS} runs agrees");
 }
 
-/// Returns the waits of `count` requests that arrive `interval` apart at `rows` servers and take `service` each. The n-th begins
-/// once it has arrived and the one `rows` before it has ended.
-fn waits(count: usize, interval: Duration, rows: usize, service: Duration) -> Vec<Duration> {
+/// Returns the waits of requests that arrive at these times at `rows` servers and take `service` each. The n-th begins once it has
+/// arrived and the one `rows` before it has ended.
+fn waits(arrivals: &[Duration], rows: usize, service: Duration) -> Vec<Duration> {
     let mut begun: Vec<Duration> = Vec::new();
-    for n in 0..count {
-        let arrived = interval * n as u32;
+    for (n, &arrived) in arrivals.iter().enumerate() {
         let free = n.checked_sub(rows).map_or(arrived, |before| begun[before] + service);
         begun.push(arrived.max(free));
     }
-    begun.into_iter().enumerate().map(|(n, begun)| begun - interval * n as u32).collect()
+    begun.into_iter().zip(arrivals).map(|(begun, arrived)| begun - *arrived).collect()
 }
 
 /// Requests of the overloaded server.
@@ -161,19 +155,14 @@ fn overloaded() -> Script {
     Script { first: ms(50), plain: ms(25), boundary: ms(25), rows: 2, ..Script::instant("stub") }
 }
 
-/// Returns how long each request of twenty per second waits for [`overloaded`].
-fn overload_waits() -> Vec<Duration> {
-    let waits = waits(OVERLOAD as usize, ms(50), 2, ms(150));
-    assert_eq!(waits[49], ms(24 * 50), "each pair of requests waits 50 ms longer than the one before");
-    waits
-}
-
 #[tokio::test(start_paused = true)]
 async fn overload_is_what_queueing_theory_says() {
     let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: Some(OVERLOAD) };
     let (_, figures) = Test { rate: Some(20.0), extent, ..Test::new(overloaded(), 5) }.drive().await;
     assert_eq!(figures.requests.well, OVERLOAD);
-    let waits = overload_waits();
+    let arrivals: Vec<_> = (0..OVERLOAD as u32).map(|index| ms(50) * index).collect();
+    let waits = waits(&arrivals, 2, ms(150));
+    assert_eq!(waits[49], ms(24 * 50), "each pair of requests waits 50 ms longer than the one before");
     let check = |actual: &Percentiles, offset: Duration, name: &str| {
         let quantiles = [(actual.p50, 0.5), (actual.p90, 0.9), (actual.p95, 0.95), (actual.max, 1.0)];
         for (actual, share) in quantiles {
@@ -191,11 +180,12 @@ async fn overload_is_what_queueing_theory_says() {
 #[test]
 fn overload_over_a_socket_takes_as_long_at_least() {
     let stub = serve(vec![overloaded()]);
-    let load = format!("--rate 20 --arrivals constant --requests {OVERLOAD} --warm-up 0 --output-chars 5");
+    let load = format!("--rate 20 --seed 7 --requests {OVERLOAD} --warm-up 0 --output-chars 5");
     let report = stub.report(&format!("run @ {load}"));
     let point = &report[0]["parts"][0]["point"];
     assert_eq!(point["figures"]["requests"]["well"], OVERLOAD);
-    let waits = overload_waits();
+    let arrivals: Vec<_> = ArrivalSchedule::new(20.0, 7).unwrap().take(OVERLOAD as usize).collect();
+    let waits = waits(&arrivals, 2, ms(150));
     for (key, offset) in [("total_ns", ms(150)), ("time_to_first_char_ns", ms(50))] {
         for (rank, share) in [("p50", 0.5), ("p90", 0.9), ("max", 1.0)] {
             let expected = (nearest_rank(waits.iter().copied(), share).unwrap() + offset).as_nanos() as f64;
@@ -240,8 +230,7 @@ async fn read_late(channel: Channel, stub: &Stub, chars: u32) -> Vec<Result<u32,
     all
 }
 
-/// Unread messages are many small frames, for which an HTTP/2 library closes its connection. This program's settings allow them;
-/// with other settings the error is reported as the tester's own, not as the server's.
+/// Unread messages are many small frames, for which an HTTP/2 library closes its connection. This program's settings allow them.
 #[test]
 fn a_client_that_reads_late_causes_no_errors_of_the_server() {
     const CHARS: u32 = 500;
@@ -253,18 +242,5 @@ fn a_client_that_reads_late_causes_no_errors_of_the_server() {
             .await
             .unwrap();
         assert_eq!(read_late(ours.channel(), &serving.stub, CHARS).await, vec![Ok(CHARS); STREAMS]);
-    });
-    // a busy machine packs several messages into one frame
-    undisturbed(|| {
-        runtime.block_on(async {
-            let other = Endpoint::from_shared(format!("http://{}", serving.address)).unwrap();
-            let other = other.initial_stream_window_size(1 << 20).initial_connection_window_size(1 << 18);
-            let ended = read_late(other.connect().await.unwrap(), &serving.stub, CHARS).await;
-            assert!(
-                ended.contains(&Err(TESTER_CODE))
-                    && ended.iter().all(|end| [Ok(CHARS), Err(TESTER_CODE)].contains(end)),
-                "{ended:?}"
-            );
-        });
     });
 }

@@ -22,7 +22,7 @@ use tonic::{Request, Status};
 use weir_loadtest::comparison::{ComparisonSetup, compare_models};
 use weir_loadtest::driver::{LoadResult, LoadRun, LoadSetup, Objectives, RequestSource, WorkloadMix, run_load};
 use weir_loadtest::report::LoadPoint;
-use weir_loadtest::schedule::{ArrivalProcess, LoadPattern, RunLength};
+use weir_loadtest::schedule::{LoadPattern, RunLength};
 use weir_loadtest::workload::{RequestTarget, WorkloadSpec};
 use weir_proto::v1::GenerateRequest;
 mod commands;

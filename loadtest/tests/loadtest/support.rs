@@ -6,9 +6,9 @@ use std::ffi::OsStr;
 use std::process::{Child, Command, Stdio};
 use weir_client::connection::Client;
 use weir_loadtest::client::ConnectionPool;
-use weir_loadtest::schedule::{ArrivalSchedule, ScheduledRequest};
+use weir_loadtest::schedule::ScheduledRequest;
 use weir_loadtest::stats::{RequestFigures, RequestStats};
-use weir_loadtest::workload::{Length, PromptSource, TypingSpec};
+use weir_loadtest::workload::{Length, WorkloadKind};
 
 /// Relative error that the documentation promises for known delays.
 pub(crate) const TOLERANCE: f64 = 0.02;
@@ -49,21 +49,14 @@ pub(crate) async fn target(stub: &Stub, model: &str, boundaries: bool) -> Reques
 pub(crate) fn spec(output: u64) -> WorkloadSpec {
     WorkloadSpec {
         name: "test".into(),
-        kind: "generate".into(),
-        model: None,
-        pools: false,
+        kind: WorkloadKind::Generate,
         weight: 1.0,
         files: Vec::new(),
-        prompts: PromptSource::Excerpts(Length::Fixed(20)),
+        prompt: Length::Fixed(20),
         output: Length::Fixed(output),
-        shared_prefix: 0,
-        prefixes: 1,
-        temperature: None,
-        chunk_chars: 7,
-        beam: None,
-        typing: TypingSpec::default(),
+        rate: 10.0,
+        pause: Duration::ZERO,
         max_symbols: 1 << 20,
-        seed: 1,
     }
 }
 
@@ -75,7 +68,6 @@ pub(crate) struct Test {
     pub(crate) concurrency: usize,
     pub(crate) extent: RunLength,
     pub(crate) objectives: &'static str,
-    pub(crate) cancel_share: f64,
     pub(crate) max_in_flight: usize,
     pub(crate) timeout: Duration,
 }
@@ -89,7 +81,6 @@ impl Test {
             concurrency: 1,
             extent: RunLength { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None },
             objectives: "",
-            cancel_share: 0.0,
             max_in_flight: 1 << 16,
             timeout: TIMEOUT,
         }
@@ -97,7 +88,7 @@ impl Test {
 
     pub(crate) async fn drive(self) -> (LoadResult, RequestFigures) {
         let target = RequestTarget { timeout: self.timeout, ..target(&self.stub, "", true).await };
-        let mix = WorkloadMix::new(&[spec(self.output)], 1, self.cancel_share).unwrap();
+        let mix = WorkloadMix::new(vec![spec(self.output)], 1).unwrap();
         let objectives = match self.objectives {
             "" => Objectives::default(),
             some => some.parse().unwrap(),
@@ -122,7 +113,7 @@ impl Test {
 /// Delivers the requests of a schedule by the runtime's timers, which stop with the clock.
 fn paced(rate: f64, length: RunLength, begin: Instant) -> mpsc::Receiver<ScheduledRequest> {
     let (sender, receiver) = mpsc::channel(1 << 10);
-    let schedule = ArrivalSchedule::new(ArrivalProcess::Constant, rate, 1, 1).unwrap();
+    let schedule = (0..).map(move |count| Duration::from_secs_f64(f64::from(count) / rate));
     let requests: Vec<_> = length.requests_of(schedule, begin).collect();
     tokio::spawn(async move {
         for scheduled in requests {

@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn flags_have_help_and_an_environment_variable() {
         // Input data has no environment variable, which would conflict with the flag.
-        const DATA: &str = "text file ids prompt mode name service resolution resolution-ids target-ids table";
+        const DATA: &str = "text file ids prompt mode name service target-ids table";
         let mut all = Vec::new();
         flags(&Cli::command(), "", &mut all);
         assert!(all.len() > 60, "only {} flags were found", all.len());

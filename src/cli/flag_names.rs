@@ -1,8 +1,9 @@
 //! Replaces names of request fields in errors with the flags that set them.
 
-use crate::cli::model::{IN_PROCESS, is_on_command_line};
+use crate::cli::model::IN_PROCESS;
 use clap::Command;
 use std::{collections::BTreeSet, sync::OnceLock};
+use weir_client::flags::is_on_command_line;
 use weir_kernels::error::Error;
 
 /// Methods and request fields, dotted as on the wire, and their commands and flags. Other fields with a dot have the flag of their last

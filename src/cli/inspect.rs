@@ -4,16 +4,14 @@ use crate::cli::model;
 use crate::cli::output::{self, Progress};
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use weir_engine::options::check_length;
 use weir_kernels::Isa;
 use weir_kernels::error::{Error, Result, printable};
 use weir_models::checkpoint::{CheckpointSource, Config, Weights, hugging_face};
 use weir_models::contract::Exactness;
 use weir_models::family::TensorSpec;
-use weir_models::family::decoder::{Resolution, measure};
-use weir_models::load::{self, Settings, blueprint, entropy_models, load_as};
+use weir_models::load::{self, blueprint, entropy_models};
 use weir_models::text::subwords::TOKENIZER_FILE;
 use weir_models::text::{TokenMarks, Vocabulary};
 
@@ -22,13 +20,6 @@ use weir_models::text::{TokenMarks, Vocabulary};
 pub struct Args {
     /// Checkpoint folder, or name of a model in the user's models folder. Default: the model that is embedded in the program.
     dir: Option<PathBuf>,
-    /// Also measure the attention resolution (LeX, §3.1) of a decoder on a text, given as a UTF-8 file or directly. Prints the
-    /// resolution of the scores averaged over all layers, the number of distances, and the resolution of each layer.
-    #[arg(long, value_name = "TEXT", conflicts_with = "resolution_ids")]
-    resolution: Option<String>,
-    /// Measure the attention resolution on symbol ids, separated by commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
-    resolution_ids: Option<Vec<u32>>,
     /// Print JSON.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
@@ -40,45 +31,13 @@ pub fn run(args: Args) -> Result<()> {
     let source = model::checkpoint("DIR", args.dir.as_deref())?;
     let contents = inspect(&source, &mut |done, total| progress.update(done, total))?;
     drop(progress);
-    let resolution = resolution(&args, &source)?;
     if args.json {
-        let mut json = contents.json();
-        if let Some(Resolution { all, layers, distances }) = resolution {
-            json["resolution"] = json!({ "all": all, "layers": layers, "distances": distances });
-        }
-        return output::json(&json);
+        return output::json(&contents.json());
     }
-    let measured = resolution.map_or(String::new(), |Resolution { all, layers, distances }| {
-        let layers: Vec<_> = layers.iter().map(|layer| format!("{layer:.4}")).collect();
-        format!("resolution       {all:.4} over {distances} distances; by layer {}\n", layers.join(", "))
-    });
     let mut text = String::new();
     // Never fails: the writer is a `String`.
     let _ = contents.write(&mut text);
-    output::write(&(text + &measured))
-}
-
-/// Measures the attention resolution, if requested.
-fn resolution(args: &Args, source: &CheckpointSource) -> Result<Option<Resolution>> {
-    let settings = Settings { memory_bytes: usize::MAX, ..Settings::default() };
-    let load = || load_as(source, &source.name(), &settings);
-    let (model, symbols) = match (&args.resolution, &args.resolution_ids) {
-        (None, None) => return Ok(None),
-        (_, Some(ids)) => {
-            let model = load()?;
-            model.card().vocabulary.check_ids("--resolution-ids", ids)?;
-            (model, ids.clone())
-        }
-        (Some(text), None) => {
-            let model = load()?;
-            let file = Path::new(text);
-            let text = if file.is_file() { model::read_text("--resolution", file)? } else { text.clone() };
-            let symbols = model.card().vocabulary.encode("--resolution", &text, usize::MAX)?;
-            (model, symbols)
-        }
-    };
-    check_length("--resolution", symbols.len(), model.card())?;
-    measure(&*model, &symbols).map(Some)
+    output::write(&text)
 }
 
 struct Contents {

@@ -12,7 +12,6 @@ pub mod generate;
 pub mod health;
 pub mod init;
 pub mod inspect;
-mod logits;
 pub mod lsp;
 pub mod model;
 pub mod ngrams;

@@ -20,7 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use weir_client::{
     calls::MessageStream,
     connection::{Client, ServerEndpoint},
-    flags::{ApiKeyArgs, TlsArgs},
+    flags::{ApiKeyArgs, TlsArgs, is_on_command_line},
 };
 use weir_engine::{Handle, Limits, speculation::Speculation};
 use weir_kernels::{
@@ -393,12 +393,6 @@ impl AddressArgs {
     }
 }
 
-/// Returns true if an argument of this program is this flag.
-pub(super) fn is_on_command_line(flag: &str) -> bool {
-    let value = |argument: OsString| argument.to_str()?.strip_prefix(flag).map(str::to_owned);
-    std::env::args_os().filter_map(value).any(|value| value.is_empty() || value.starts_with('='))
-}
-
 /// The address of a server that `weir serve` starts without settings.
 pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
 
@@ -421,18 +415,8 @@ const ANY_NUMBER: usize = usize::MAX >> 8;
 
 /// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model and sends
 /// no logits.
-pub(super) const IN_PROCESS_FLAGS: [&str; 10] = [
-    "require_sha256",
-    "copy_tables",
-    "dtype",
-    "threads",
-    "max_symbols",
-    "device",
-    "mode",
-    "chunk",
-    "logits",
-    "target_ids",
-];
+pub(super) const IN_PROCESS_FLAGS: [&str; 9] =
+    ["require_sha256", "copy_tables", "dtype", "threads", "max_symbols", "device", "mode", "chunk", "logits"];
 
 /// The model of a command, and the server that runs it.
 #[derive(Debug, Clone, clap::Args)]

@@ -3,17 +3,24 @@
 
 use crate::cli::{
     document::{TextArgs, TextInput},
-    logits,
     model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, own_limits, size, whole},
     output,
 };
 use serde_json::{Map, Value, json};
-use std::{f64::consts::LN_2, path::PathBuf, sync::Arc};
-use weir_engine::{Limits, options::WindowOptions, score::windows};
+use std::{
+    f64::consts::LN_2,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use weir_engine::{
+    Limits,
+    options::{WindowOptions, check_length},
+    score::{run as feed, score_window, windows},
+};
 use weir_kernels::error::{Error, Result};
 use weir_measure::format::table;
 use weir_models::{
-    contract::{BoundaryMode, levels},
+    contract::{BoundaryMode, BoundaryOptions, Model as Loaded, SymbolBoundary, Want, levels},
     text::SpecialSymbols,
 };
 use weir_proto::v1::{Character, Model, ScoreRequest, ScoreSummary, Windows, score_response::Event as ScoreEvent};
@@ -41,7 +48,7 @@ pub fn run(args: Args) -> Result<()> {
         scored_text(&scores, args.boundaries.boundary_mode.or(default), model.pooled)
     };
     if let Some((model, out)) = in_process.zip(args.logits.as_ref()) {
-        logits::write_scored(&*model, &text, args.windowed, args.step(), args.boundaries.options(), out)?;
+        write_logits(&*model, &text, args.windowed, args.step(), args.boundaries.options(), out)?;
     }
     if args.json { output::json(&json) } else { output::write(&shown) }
 }
@@ -215,6 +222,48 @@ impl LengthScores {
         let scored = self.scores.first().map_or(0, |score| score.scored);
         table(&lines) + &format!("{scored} symbols scored at each length, trained on {training}\n")
     }
+}
+
+/// Writes the file of `--logits`: the logits (symbols, vocabulary) after each symbol of a text, and the boundaries of a model that pools. Windows never feed the
+/// last symbol. A model with a start-of-text symbol has logits before the first symbol. The model runs in this process, because no
+/// server sends logits.
+fn write_logits(
+    model: &dyn Loaded,
+    text: &TextInput,
+    windowed: Option<WindowOptions>,
+    step: usize,
+    boundaries: BoundaryOptions,
+    out: &Path,
+) -> Result<()> {
+    let card = model.card();
+    let end = card.vocabulary.specials().map(|specials| specials.end);
+    let symbols = match &*text.ids {
+        [] => card.vocabulary.encode(text.flag, &text.text, usize::MAX)?,
+        [symbols @ .., last] if Some(*last) == end => symbols.to_vec(),
+        symbols => symbols.to_vec(),
+    };
+    let mut all = Vec::new();
+    let mut ends = Vec::new();
+    let mut keep = |_: usize, logits: &[f32], decision: SymbolBoundary| {
+        all.extend_from_slice(logits);
+        ends.push(u8::from(decision.boundary));
+        Ok(())
+    };
+    match windowed {
+        Some(size) => {
+            for window in windows(symbols.len(), size) {
+                score_window(model, &symbols, window, &boundaries, &mut keep)?;
+            }
+        }
+        None => {
+            check_length(text.flag, symbols.len(), card)?;
+            if let Some(first) = &card.first_logits {
+                keep(0, first, SymbolBoundary { boundary: card.pooled, ..SymbolBoundary::default() })?;
+            }
+            feed(model, &symbols, step, boundaries, Want::All, &mut keep)?;
+        }
+    }
+    output::logits(out, &all, [ends.len(), card.vocabulary.len()], card.pooled.then_some(&*ends))
 }
 
 /// Formats a text that was scored as one sequence in a boundary mode, as JSON and as text.

@@ -6,7 +6,6 @@ use crate::{
         document::{DASH, Document, TextReader, check_standard_input, json_lines},
         flag_names::{message, with_flag},
         generate::ConstraintArgs,
-        logits,
         model::{self, ModelSource, ModelSourceArgs, ServedModel, check_readable, named, own_limits, whole},
         output::{self, ColorChoice},
     },
@@ -45,20 +44,16 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
         check_standard_input("--file")?;
     }
     let extracts = args.generation.mode == Some(SummaryMode::Extract);
-    if extracts && (args.document.ids.is_some() || args.logits.is_some()) {
-        let bound = "abstract with --ids or --logits, which have no sentences";
-        return Err(Error::Setting(format!("--mode: expected {bound}, found extract")));
+    if extracts && args.document.ids.is_some() {
+        return Err(Error::Setting(
+            "--mode: expected abstract with --ids, which have no sentences, found extract".into(),
+        ));
     }
     let source = args.model.open()?;
     let mut limits = own_limits();
     if let ModelSource::Process(model) = &source {
         let usual = || model.document_encoder().map_or(1, |encoder| encoder.limits().generation.beam);
         limits.rows = args.generation.beam.map_or_else(usual, |beam| beam as usize);
-        if let (Some(out), Some(target)) = (&args.logits, &args.target_ids) {
-            let document = args.document.document();
-            let hard = args.generation.hard_topk;
-            return logits::write_forced(&**model, &document, args.cuts(), target, hard, out);
-        }
     }
     let model = source.served(limits)?;
     let summarizer = Summarizer::new(&model, &args)?;
@@ -134,7 +129,7 @@ pub struct Args {
     /// summarize its parts, then their summaries, until one is left.
     #[arg(long, value_name = "MODE", env = "WEIR_LONG_DOCUMENTS",
         value_parser = named(LongDocuments::ALL.map(LongDocuments::name), LongDocuments::parse),
-        conflicts_with_all = ["cut", "highlights", "ids", "logits"])]
+        conflicts_with_all = ["cut", "highlights", "ids"])]
     long_documents: Option<LongDocuments>,
     /// Before the summary, print the document with the tokens that each pooling layer kept highlighted.
     #[arg(long, env = "WEIR_HIGHLIGHTS", value_parser = clap::builder::BoolishValueParser::new(), conflicts_with = "table")]
@@ -142,12 +137,6 @@ pub struct Args {
     /// File with a reference summary: also print ROUGE-1, ROUGE-2 and ROUGE-L.
     #[arg(long, value_name = "FILE", env = "WEIR_REFERENCE", conflicts_with = "table")]
     reference: Option<PathBuf>,
-    /// Feed --target-ids to the decoder and write the logits after each to this safetensors file. Generates no summary.
-    #[arg(long, value_name = "FILE", env = "WEIR_LOGITS", requires = "target_ids", conflicts_with = "table")]
-    logits: Option<PathBuf>,
-    /// Decoder input ids, separated by commas. The start-of-text id is added at the front if missing.
-    #[arg(long, value_name = "IDS", value_delimiter = ',', requires = "logits")]
-    target_ids: Option<Vec<u32>>,
     /// Print JSON when the summary is complete.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
@@ -160,11 +149,6 @@ impl Args {
     fn long_documents(&self) -> LongDocuments {
         let default = if self.cut { LongDocuments::Cut } else { LongDocuments::Refuse };
         self.long_documents.unwrap_or(default)
-    }
-
-    /// Returns true if the model reads the beginning of a document that is too long.
-    fn cuts(&self) -> bool {
-        self.long_documents() == LongDocuments::Cut
     }
 }
 
@@ -262,7 +246,7 @@ impl<'a> Summarizer<'a> {
     fn new(model: &'a ServedModel, args: &Args) -> Result<Self> {
         let options = SummarizeOptions {
             model: model.name.clone(),
-            cut: Some(args.cuts()),
+            cut: Some(args.long_documents() == LongDocuments::Cut),
             // A server of an older version reads only `cut`.
             long_documents: (args.long_documents() == LongDocuments::Chunk).then_some(WireLongDocuments::Chunk.into()),
             kept_tokens: Some(args.json && args.document.table.is_none()),

@@ -21,29 +21,6 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     Ok(Box::new(Decoder::read(checkpoint)?))
 }
 
-/// Returns the mean attention score before the softmax at each distance, over the heads and queries of each layer (LeX, eq. 13).
-/// Distances that no query sees are left out. Fails if a file cannot be read.
-pub fn mean_scores(checkpoint: Checkpoint, symbols: &[u32]) -> Result<CandleResult<Vec<Vec<f64>>>> {
-    let decoder = Decoder::read(checkpoint)?;
-    let mut scores = Vec::new();
-    let layers = decoder.run(symbols, |head| scores.push(head.to_vec2::<f64>())).and_then(|_| {
-        let scores = scores.into_iter().collect::<CandleResult<Vec<_>>>()?; // (layers · heads, len, len)
-        Ok(scores.chunks(decoder.architecture.heads).map(mean_by_distance).collect())
-    });
-    Ok(layers)
-}
-
-/// Scores of one layer (heads, len, len) → their mean at each distance.
-fn mean_by_distance(heads: &[Vec<Vec<f64>>]) -> Vec<f64> {
-    let len = heads.first().map_or(0, Vec::len);
-    let mean = |distance: usize| {
-        let pairs = heads.iter().flat_map(|head| (distance..len).map(move |query| head[query][query - distance]));
-        let seen: Vec<f64> = pairs.filter(|score| score.is_finite()).collect();
-        (!seen.is_empty()).then(|| seen.iter().sum::<f64>() / seen.len() as f64)
-    };
-    (0..len).map_while(mean).collect()
-}
-
 impl Decoder {
     fn read(checkpoint: Checkpoint) -> Result<Self> {
         let architecture = checkpoint.architecture()?;
@@ -51,8 +28,8 @@ impl Decoder {
         Ok(Self { tensors: checkpoint.tensors()?, architecture, start })
     }
 
-    /// Embeds a text, and runs all layers: (len, D). `record` receives the attention scores.
-    fn run(&self, symbols: &[u32], record: impl FnMut(&Tensor)) -> CandleResult<Tensor> {
+    /// Embeds a text, and runs all layers: (len, D).
+    fn run(&self, symbols: &[u32]) -> CandleResult<Tensor> {
         let a = &self.architecture;
         let symbols: Vec<u32> = self.start.iter().chain(symbols).copied().collect();
         let embedded = self.tensors.rows("embedding.weight", &symbols)?; // (len, D)
@@ -66,13 +43,13 @@ impl Decoder {
             window: a.window,
             norms: Norms::BeforeSublayers,
         };
-        stack.forward_with_scores(&(embedded * scale)?, record)
+        stack.forward(&(embedded * scale)?)
     }
 }
 
 impl Reference for Decoder {
     fn forward(&self, input: &Input, _: Given<'_>) -> CandleResult<Outputs> {
-        let x = self.run(&input.symbols, |_| ())?; // (len, D)
+        let x = self.run(&input.symbols)?; // (len, D)
         let x = self.tensors.layer_norm("norm", &x, self.architecture.layer_norm_eps)?;
         let head = if self.architecture.tied { "embedding.weight" } else { "head.weight" };
         Outputs::of_logits(&self.tensors.matrix(head, &x)?) // (len, V)
@@ -126,12 +103,6 @@ pub(super) fn sees(window: Window, query: usize, key: usize) -> bool {
 impl CausalStack<'_> {
     /// Runs all layers over one text: (len, D) → (len, D).
     pub(super) fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        self.forward_with_scores(x, |_| ())
-    }
-
-    /// Like [`forward`](Self::forward). `record` receives the scores of each layer's heads, one after the other: (len, len), −∞ where
-    /// the query does not see the key.
-    pub(super) fn forward_with_scores(&self, x: &Tensor, mut record: impl FnMut(&Tensor)) -> CandleResult<Tensor> {
         let len = x.dim(0)?;
         let pairs = Pairs { distances: distances(len)?, mask: mask(len, |query, key| sees(self.window, query, key))? };
         let mut x = self.add_positions(x)?;
@@ -140,11 +111,11 @@ impl CausalStack<'_> {
             let norm = |name: &str, x: &Tensor| self.tensors.layer_norm(&format!("{prefix}.{name}.norm"), x, self.eps);
             x = match self.norms {
                 Norms::AfterSublayers => {
-                    let x = norm("attention", &(&x + self.attention(&prefix, &x, &pairs, &mut record)?)?)?;
+                    let x = norm("attention", &(&x + self.attention(&prefix, &x, &pairs)?)?)?;
                     norm("feed_forward", &(&x + self.feed_forward(&prefix, &x)?)?)?
                 }
                 Norms::BeforeSublayers => {
-                    let x = (&x + self.attention(&prefix, &norm("attention", &x)?, &pairs, &mut record)?)?;
+                    let x = (&x + self.attention(&prefix, &norm("attention", &x)?, &pairs)?)?;
                     (&x + self.feed_forward(&prefix, &norm("feed_forward", &x)?)?)?
                 }
             };
@@ -164,13 +135,7 @@ impl CausalStack<'_> {
         }
     }
 
-    fn attention(
-        &self,
-        prefix: &str,
-        x: &Tensor,
-        pairs: &Pairs,
-        record: &mut impl FnMut(&Tensor),
-    ) -> CandleResult<Tensor> {
+    fn attention(&self, prefix: &str, x: &Tensor, pairs: &Pairs) -> CandleResult<Tensor> {
         let StackShape { heads, head_dim, .. } = self.shape;
         let qkv = self.tensors.linear(&format!("{prefix}.attention.qkv"), x)?; // (len, 3·I)
         let mut outputs = Vec::with_capacity(heads);
@@ -179,7 +144,6 @@ impl CausalStack<'_> {
             let keys = head_of(&qkv, heads + head, head_dim)?;
             let values = head_of(&qkv, 2 * heads + head, head_dim)?;
             let scores = (self.scores(prefix, head, &queries, &keys, pairs)? + &pairs.mask)?; // (len, len)
-            record(&scores);
             outputs.push(softmax(&scores)?.matmul(&values)?);
         }
         let mut mixed = Tensor::cat(&outputs, 1)?; // (len, I)

@@ -368,11 +368,6 @@ pub(crate) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     folders().iter().map(|(name, folder)| (name.clone(), load(folder, &settings()).unwrap())).collect()
 }
 
-/// Returns the folder of a shape.
-pub(crate) fn folder(name: &str) -> &'static Path {
-    &folders().iter().find(|(own, _)| own == name).unwrap().1
-}
-
 fn ids(count: usize) -> String {
     Random::new(8).text(count, 56).iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
@@ -466,29 +461,4 @@ fn the_longest_text_has_finite_logits() {
         let (logits, _) = crate::support::full(&*model, &text, &Default::default());
         assert!(logits.iter().all(|logit| logit.is_finite()));
     }
-}
-
-#[test]
-fn inspect_reports_the_resolution() {
-    let text = ids(100);
-    let inspected = weir_json(&["inspect", &model_folder("xpos_bca"), "--json", "--resolution-ids", &text]);
-    let resolution = &inspected["resolution"];
-    // With blocks of 16, a query reads itself and at most 31 symbols before it.
-    assert_eq!((resolution["distances"].as_u64(), resolution["layers"].as_array().unwrap().len()), (Some(32), 2));
-    let printed = weir(&["inspect", &model_folder("xpos_bca"), "--resolution-ids", &text]).unwrap();
-    assert!(
-        printed.contains(&format!("resolution       {:.4} over 32", resolution["all"].as_f64().unwrap())),
-        "{printed}"
-    );
-    let dir = TempDir::new().unwrap();
-    let file = dir.path().join("text");
-    fs::write(&file, "a be é").unwrap();
-    let shape = folder("xpos, full").to_str().unwrap();
-    let by_file = weir_json(&["inspect", shape, "--json", "--resolution", file.to_str().unwrap()]);
-    assert_eq!(by_file["resolution"], weir_json(&["inspect", shape, "--json", "--resolution", "a be é"])["resolution"]);
-    assert_eq!(by_file["resolution"]["distances"], 6);
-    let pooled = crate::support::converted("whitespaces");
-    let error = weir(&["inspect", pooled.to_str().unwrap(), "--resolution", "a b"]).unwrap_err();
-    assert!(error.contains("attention resolution: expected a model that is of the family decoder, found "), "{error}");
-    assert!(weir(&["inspect", shape, "--resolution", "xyz"]).unwrap_err().contains("'x'"));
 }

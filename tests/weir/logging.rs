@@ -73,14 +73,12 @@ async fn a_log_that_nobody_reads_costs_lines_only() {
 fn refusals_over_http_are_logged_with_the_field() {
     let server = Server::of(&[converted("whitespaces")], &[]);
     let invalid = |rule, field| format!("code=InvalidArgument rule=\"{rule}\" field=\"{field}\"");
-    // The log has one line for each code, rule and field in an interval.
+    // The log has one line for each code and rule in an interval.
     for (body, status, logged) in [
         (r#"{"prompt": "secret", "best_of": 3}"#, 400, invalid("BAD_OPTION", "best_of")),
-        (r#"{"prompt": "secret", "best_of": 4}"#, 400, invalid("BAD_OPTION", "best_of")),
-        (r#"{"prompt": "secret", "top_p": 3}"#, 400, invalid("BAD_OPTION", "top_p")),
+        (r#"{"prompt": "secret", "top_p": 3}"#, 400, String::new()),
         (r#"{"prompt": "secret", "top_p": "secret"}"#, 400, invalid("UNREADABLE", "top_p")),
-        (r#"{"prompt": "a", "logit_bias": {"secret": []}}"#, 400, invalid("UNREADABLE", "logit_bias")),
-        (r#"{"secret": tru}"#, 400, r#"code=InvalidArgument rule="UNREADABLE" unlogged=0"#.into()),
+        (r#"{"prompt": "a", "logit_bias": {"secret": []}}"#, 400, String::new()),
         (
             r#"{"prompt": "secret", "model": "nobody"}"#,
             404,
@@ -94,7 +92,7 @@ fn refusals_over_http_are_logged_with_the_field() {
     }
     let log = server.program.stderr();
     let lines: Vec<_> = log.lines().filter(|line| line.contains("refused a call")).collect();
-    assert_eq!(lines.len(), 6, "{log}");
+    assert_eq!(lines.len(), 3, "{log}");
     for line in &lines {
         assert!(line.contains(r#"call{path="/v1/completions" id="mine" principal=address:127.0.0.1}"#), "{line}");
     }

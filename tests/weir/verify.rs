@@ -11,12 +11,10 @@ use safetensors::Dtype as Stored;
 use weir::{
     models::{
         contract::{self, KeptVector},
-        family::decoder::measure,
         load::FAMILIES as ALL_FAMILIES,
     },
     verify::{
-        Checkpoint, Given, Input, Outputs, Reference, Report, Tolerance,
-        decoder::mean_scores,
+        Given, Input, Outputs, Reference, Report, Tolerance,
         load::FAMILIES,
         load::{load as reference, load_for},
         model_outputs, verify,
@@ -190,27 +188,6 @@ fn schemes_and_windows_give_different_logits() {
             let differ = own.iter().zip(logits(copy.path())).any(|(a, b)| (a - b).abs() > 1e-3);
             assert_eq!(differ, config["architecture"][key] != plain, "{name}: {key}");
         }
-    }
-}
-
-#[test]
-fn attention_resolution_equals_the_definition() {
-    let text = Random::new(6).text(90, decoder::SYMBOLS.len());
-    for (name, folder) in decoder::folders().iter().filter(|(name, _)| !name.starts_with("marked")) {
-        let measured = measure(&*load(folder, &settings()).unwrap(), &text).unwrap();
-        let layers = mean_scores(Checkpoint::read(&folder.as_path().into(), reference, Dtype::F32).unwrap(), &text)
-            .unwrap()
-            .unwrap();
-        let resolution = |s: &[f64]| {
-            let e: Vec<f64> = s.iter().map(|s| s.exp()).collect();
-            (0..e.len() - 1).map(|n| e[n] * (e[n] - e[n + 1])).sum::<f64>() / e.iter().sum::<f64>().powi(2)
-        };
-        for (measured, scores) in measured.layers.iter().zip(&layers) {
-            assert!((measured - resolution(scores)).abs() < 1e-5, "{name}: {measured} {}", resolution(scores));
-        }
-        let mean: Vec<f64> = (0..layers[0].len()).map(|n| (layers[0][n] + layers[1][n]) / 2.0).collect();
-        assert!((measured.all - resolution(&mean)).abs() < 1e-5, "{name}");
-        assert_eq!((measured.layers.len(), measured.distances), (2, mean.len()), "{name}");
     }
 }
 

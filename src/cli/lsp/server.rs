@@ -68,8 +68,8 @@ impl LanguageServer {
                     }
                     Next::Read
                 }
-                // Sends queued requests and begins checks below.
-                () = until(self.timeout()) => Next::Read,
+                // Begins checks below.
+                () = until(self.checks.as_ref().and_then(Checks::timeout)) => Next::Read,
                 received = input.recv() => match received {
                     Some(received) => self.take(received)?,
                     None => Next::Exit,
@@ -114,15 +114,8 @@ impl LanguageServer {
         Ok(Next::Read)
     }
 
-    /// Returns when [`outgoing`](Self::outgoing) has something to do next.
-    fn timeout(&self) -> Option<Instant> {
-        let check = self.checks.as_ref().and_then(Checks::timeout);
-        self.sessions.timeout().into_iter().chain(check).min()
-    }
-
-    /// Sends the queued requests that can be sent, begins the check that is due, and returns the messages for the client.
+    /// Begins the check that is due, and returns the messages for the client.
     fn outgoing(&mut self) -> Vec<Value> {
-        self.sessions.send_queued(&self.documents, &mut self.out);
         if let Some(checks) = &mut self.checks {
             checks.begin(&self.documents, &mut self.out);
         }
@@ -203,7 +196,7 @@ impl LanguageServer {
         let uri = text_document.uri;
         let text = self.documents.text(&uri);
         let cursor = text.map_or(0, |text| text.offset(position, self.out.encoding));
-        let request = WaitingRequest { id: id.clone(), kind, uri, cursor, attempts: 0, sent_at: None };
+        let request = WaitingRequest { id: id.clone(), kind, uri, cursor, attempts: 0 };
         self.sessions.complete(&self.documents, request, &mut self.out);
         None
     }

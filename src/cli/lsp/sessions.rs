@@ -1,9 +1,8 @@
 //! The editing sessions of the open documents: requests, their answers, and sessions that end.
 //!
 //! A request whose session ends before its answer is sent again in a new session. A request that another one made stale is sent
-//! again in the same session: the session's text then is as long as both need. A request waits while all sessions have requests
-//! in progress, but a session whose server does not answer ends. While the server cannot be reached, requests get empty answers at
-//! once.
+//! again in the same session: the session's text then is as long as both need. While the server cannot be reached, requests get empty
+//! answers at once.
 
 use crate::cli::lsp::documents::{DocumentText, Documents, PositionEncoding};
 use crate::cli::lsp::protocol::{Severity, TextRange, failure, response};
@@ -24,21 +23,15 @@ use weir_proto::v1::{
     document_closed::Reason as CloseReason, edit_request::Action as EditAction, edit_response::Event as EditEvent,
 };
 
-/// Maximum open sessions. Opening another ends the least recently used one that has no requests: a user types in one document at a
-/// time.
+/// Maximum open sessions. Opening another ends the least recently used one, whose requests get empty answers: a user types in one
+/// document at a time.
 const MAX_SESSIONS: usize = 8;
-
-/// Maximum requests that wait for such a session. The answers to further ones are empty.
-const MAX_QUEUED: usize = 256;
 
 /// Sessions that may end before the answer to a request. Then its answer is empty.
 const ATTEMPTS: usize = 4;
 
 /// Pause after a session failed to open, before the next attempt.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// Maximum time for the server to answer a request while requests of other documents wait for a session.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The sessions of the open documents.
 pub(super) struct Sessions {
@@ -48,8 +41,6 @@ pub(super) struct Sessions {
     context_bytes: usize,
     /// The sessions by the URIs of their documents.
     open: BTreeMap<String, Session>,
-    /// The requests of other documents, while all sessions have requests in progress. In order.
-    queued: Vec<WaitingRequest>,
     events: mpsc::Sender<SessionEvent>,
     /// Number of the last session.
     sessions: u64,
@@ -73,7 +64,6 @@ impl Sessions {
             options,
             context_bytes,
             open: BTreeMap::new(),
-            queued: Vec::new(),
             events,
             sessions: 0,
             requests: 0,
@@ -82,8 +72,7 @@ impl Sessions {
         }
     }
 
-    /// Sends a request to its document's session, which opens if there is none. Queues it while no session can open. Must run
-    /// within a runtime.
+    /// Sends a request to its document's session, which opens if there is none. Must run within a runtime.
     pub(super) fn complete(&mut self, documents: &Documents, request: WaitingRequest, out: &mut Outbox) {
         let may_try = request.attempts < ATTEMPTS && !self.is_paused();
         let Some(text) = documents.text(&request.uri).filter(|_| may_try) else {
@@ -93,10 +82,6 @@ impl Sessions {
         let text = context(text.text(), request.cursor, self.context_bytes);
         let uri = request.uri.clone();
         if !self.open.contains_key(&uri) {
-            if !self.has_room() {
-                self.queue(request, documents, out);
-                return;
-            }
             self.make_room();
             self.sessions += 1;
             let events = self.events.clone();
@@ -111,34 +96,11 @@ impl Sessions {
         }
     }
 
-    /// Returns when a session must give way to queued requests, unless the server answers before. The owner calls
-    /// [`send_queued`](Self::send_queued) then.
-    pub(super) fn timeout(&self) -> Option<Instant> {
-        if self.queued.is_empty() {
-            return None;
-        }
-        self.oldest().map(|(sent_at, _)| sent_at + ANSWER_TIMEOUT)
-    }
-
-    /// Sends queued requests for which a session can open now. The owner calls this after each message and event, and at the
-    /// [`timeout`](Self::timeout).
-    pub(super) fn send_queued(&mut self, documents: &Documents, out: &mut Outbox) {
-        while let Some(uri) = self.queued.first().map(|request| request.uri.clone())
-            && (self.open.contains_key(&uri) || self.has_room() || self.end_unanswered(documents, out))
-        {
-            for request in self.take_queued(&uri) {
-                self.complete(documents, request, out);
-            }
-        }
-    }
-
     /// Takes the requests of a document whose text has changed, and cancels their work.
     pub(super) fn overtake(&mut self, uri: &str) -> Vec<WaitingRequest> {
-        let queued = self.take_queued(uri);
-        let Some(session) = self.open.get_mut(uri) else { return queued };
+        let Some(session) = self.open.get_mut(uri) else { return Vec::new() };
         let are_in_progress = !session.waiting.is_empty();
-        let mut overtaken = session.take_all();
-        overtaken.extend(queued);
+        let overtaken = session.take_all();
         if are_in_progress && session.cancel().is_err() {
             self.open.remove(uri);
         }
@@ -147,10 +109,6 @@ impl Sessions {
 
     /// Cancels a request. Returns false if it does not wait.
     pub(super) fn cancel(&mut self, id: &RequestId, documents: &Documents, out: &mut Outbox) -> bool {
-        if let Some(index) = self.queued.iter().position(|request| request.id == *id) {
-            self.queued.remove(index);
-            return true;
-        }
         for (uri, session) in &mut self.open {
             if let Some(index) = session.deferred.iter().position(|request| request.id == *id) {
                 session.deferred.remove(index);
@@ -172,15 +130,12 @@ impl Sessions {
 
     /// Ends the session of a document. Returns the requests that waited.
     pub(super) fn close(&mut self, uri: &str) -> Vec<WaitingRequest> {
-        let mut requests = self.open.remove(uri).map(|mut session| session.take_all()).unwrap_or_default();
-        requests.extend(self.take_queued(uri));
-        requests
+        self.open.remove(uri).map(|mut session| session.take_all()).unwrap_or_default()
     }
 
     /// Ends all sessions. Returns the requests that waited.
     pub(super) fn close_all(&mut self) -> Vec<WaitingRequest> {
-        let queued = std::mem::take(&mut self.queued);
-        std::mem::take(&mut self.open).into_values().flat_map(|mut session| session.take_all()).chain(queued).collect()
+        std::mem::take(&mut self.open).into_values().flat_map(|mut session| session.take_all()).collect()
     }
 
     pub(super) fn take(&mut self, event: SessionEvent, documents: &Documents, out: &mut Outbox) {
@@ -236,13 +191,11 @@ impl Sessions {
     /// Opens a new session for the requests of one that ended. No session opens for some time if one has used all its
     /// attempts.
     fn reopen(&mut self, uri: &str, documents: &Documents, out: &mut Outbox) {
-        let mut requests = self.open.remove(uri).map(|mut session| session.take_all()).unwrap_or_default();
+        let mut requests = self.close(uri);
         requests.iter_mut().for_each(|request| request.attempts += 1);
         if requests.iter().any(|request| request.attempts >= ATTEMPTS) {
             self.failed_at = Some(Instant::now());
         }
-        // These were never sent, so this is no attempt.
-        requests.extend(self.take_queued(uri));
         for request in requests {
             self.complete(documents, request, out);
         }
@@ -291,53 +244,14 @@ impl Sessions {
         }
     }
 
-    /// Ends the session whose request waits longest, if that is too long. Returns false if none ends.
-    fn end_unanswered(&mut self, documents: &Documents, out: &mut Outbox) -> bool {
-        let Some((sent_at, uri)) = self.oldest() else { return false };
-        if sent_at.elapsed() < ANSWER_TIMEOUT {
-            return false;
-        }
-        let uri = uri.to_owned();
-        let limit = ANSWER_TIMEOUT;
-        let why =
-            format!("the server did not answer a request within {limit:?}; requests of other documents were waiting");
-        out.report(Place::Message, Severity::Warning, &why);
-        self.give_up(&uri, documents, out);
-        true
-    }
-
-    /// Returns the oldest request in progress: the time at which it was sent, and its document.
-    fn oldest(&self) -> Option<(Instant, &str)> {
-        self.open.iter().filter_map(|(uri, session)| Some((session.oldest()?, uri.as_str()))).min()
-    }
-
-    /// Returns true if a session can open.
-    fn has_room(&self) -> bool {
-        self.open.len() < MAX_SESSIONS || self.open.values().any(|session| session.waiting.is_empty())
-    }
-
-    /// Ends the least recently used session without requests in progress if `MAX_SESSIONS` are open.
+    /// Ends the least recently used sessions until fewer than `MAX_SESSIONS` are open. Those with requests go on.
     fn make_room(&mut self) {
-        if self.open.len() < MAX_SESSIONS {
-            return;
-        }
-        let idle = self.open.iter().filter(|(_, session)| session.waiting.is_empty());
-        if let Some(uri) = idle.min_by_key(|(_, session)| session.used).map(|(uri, _)| uri.clone()) {
+        while self.open.len() >= MAX_SESSIONS {
+            let idle =
+                self.open.iter().filter(|(_, session)| session.waiting.is_empty() && session.deferred.is_empty());
+            let Some(uri) = idle.min_by_key(|(_, session)| session.used).map(|(uri, _)| uri.clone()) else { return };
             self.open.remove(&uri);
         }
-    }
-
-    /// Queues a request, or answers it if too many wait.
-    fn queue(&mut self, request: WaitingRequest, documents: &Documents, out: &mut Outbox) {
-        if self.queued.len() < MAX_QUEUED {
-            self.queued.push(request);
-        } else {
-            out.complete(documents, &request, &[]);
-        }
-    }
-
-    fn take_queued(&mut self, uri: &str) -> Vec<WaitingRequest> {
-        self.queued.extract_if(.., |request| request.uri == uri).collect()
     }
 }
 
@@ -366,8 +280,6 @@ pub(super) struct WaitingRequest {
     pub(super) cursor: usize,
     /// Sessions that ended before its answer.
     pub(super) attempts: usize,
-    /// The time at which its session sent it last. `None` before that.
-    pub(super) sent_at: Option<Instant>,
 }
 
 impl CompletionKind {
@@ -565,7 +477,7 @@ impl Session {
         }
         self.last_id += 1;
         let id = self.last_id;
-        self.waiting.insert(id, WaitingRequest { sent_at: Some(Instant::now()), ..request });
+        self.waiting.insert(id, request);
         if let Change::Longer(splice) | Change::Other(splice) = change {
             text.clone_into(&mut self.text);
             self.splice(vec![splice])?;
@@ -578,11 +490,6 @@ impl Session {
             max_chars: Some(options.max_chars),
             constraint: None,
         }))
-    }
-
-    /// Returns the time at which the oldest request in progress was sent.
-    pub(super) fn oldest(&self) -> Option<Instant> {
-        self.waiting.values().filter_map(|request| request.sent_at).min()
     }
 
     /// Takes the deferred requests if none is in progress.
@@ -873,8 +780,7 @@ mod tests {
         fn complete_in(&mut self, uri: &str, cursor: u8) {
             let id = i32::from(cursor).into();
             let kind = CompletionKind::Inline;
-            let request =
-                WaitingRequest { id, kind, uri: uri.into(), cursor: cursor.into(), attempts: 0, sent_at: None };
+            let request = WaitingRequest { id, kind, uri: uri.into(), cursor: cursor.into(), attempts: 0 };
             self.sessions.complete(&self.documents, request, &mut self.out);
         }
 
@@ -890,16 +796,11 @@ mod tests {
             let session = self.sessions.open[uri].number;
             let event = SessionEvent { uri: uri.into(), session, news };
             self.sessions.take(event, &self.documents, &mut self.out);
-            self.sessions.send_queued(&self.documents, &mut self.out);
         }
 
         /// Returns the URIs of the open sessions, one after the other.
         fn open(&self) -> String {
             self.sessions.open.keys().cloned().collect()
-        }
-
-        fn send_queued(&mut self) {
-            self.sessions.send_queued(&self.documents, &mut self.out);
         }
 
         fn answer(&mut self, wire_id: u64) {
@@ -981,89 +882,28 @@ mod tests {
         assert_eq!((editor.answers(), editor.sessions.is_paused()), (vec![(Some(9), 0)], true));
     }
 
-    /// The URIs of documents for two more sessions than may be open.
-    const URIS: [&str; MAX_SESSIONS + 2] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
-
     #[tokio::test]
-    async fn a_request_waits_while_all_sessions_have_requests() {
-        let mut editor = Editor::with(&URIS);
-        for (uri, cursor) in URIS.into_iter().zip(1..) {
-            editor.complete_in(uri, cursor);
-        }
-        editor.complete_in("i", 20);
-        assert_eq!((editor.open(), editor.answers()), ("abcdefgh".into(), vec![]), "no request loses its session");
-        editor.complete_in("d", 21);
-        editor.answer_of("d", 1);
-        assert_eq!(editor.open(), "abcdefgh", "another request of d is in progress");
-        editor.answer_of("c", 1);
-        assert_eq!(editor.open(), "abdefghi");
-        assert_eq!(editor.sessions.open["i"].waiting.len(), 1);
-        assert_eq!(editor.sessions.open["i"].deferred.len() + editor.sessions.queued.len(), 2);
-        editor.cancel(10);
-        assert!(editor.sessions.queued.is_empty());
-        editor.complete_in("j", 22);
-        editor.complete_in("c", 23);
-        assert_eq!(editor.sessions.overtake("j").len(), 1);
-        // A session that is given up also leaves room.
-        editor.take_of("b", SessionNews::Ended(Some(Error::Internal("broken".into()))));
-        assert_eq!(editor.open(), "adefghi");
-        assert_eq!(editor.answers(), [(Some(4), 1), (Some(3), 1), (None, 0), (Some(2), 0), (Some(23), 0)]);
-        editor.complete_in("j", 24);
-        assert_eq!(editor.answers(), [(Some(24), 0)], "it pauses");
-        assert_eq!(editor.sessions.close_all().len(), 8);
-    }
-
-    #[tokio::test]
-    async fn a_session_that_is_not_answered_ends_for_requests_that_wait() {
+    async fn the_least_recently_used_session_gives_way() {
+        const URIS: [&str; MAX_SESSIONS + 1] = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
         let mut editor = Editor::with(&URIS);
         for (uri, cursor) in URIS.into_iter().take(MAX_SESSIONS).zip(1..) {
             editor.complete_in(uri, cursor);
         }
-        // The requests of b and d are too old.
-        for uri in ["b", "d"] {
-            let requests = editor.sessions.open.get_mut(uri).unwrap().waiting.values_mut();
-            requests.for_each(|request| request.sent_at = request.sent_at.map(|at| at - ANSWER_TIMEOUT));
+        for cursor in 1..=3 {
+            editor.cancel(cursor);
         }
-        editor.send_queued();
-        assert_eq!((editor.sessions.timeout(), editor.open()), (None, "abcdefgh".into()), "no request waits for them");
-        editor.complete_in("i", 9);
-        assert!(editor.sessions.timeout().unwrap() <= Instant::now());
-        editor.send_queued();
+        editor.complete_in("a", 20);
+        assert_eq!(editor.open(), "abcdefgh");
+        editor.complete_in("i", 21);
         assert_eq!(editor.open(), "acdefghi");
-        editor.complete_in("j", 10);
-        editor.send_queued();
-        assert_eq!(editor.open(), "acefghij");
-        assert_eq!(editor.answers(), [(None, 0), (Some(2), 0), (Some(4), 0)], "the user is told once");
-        editor.complete_in("b", 11);
-        editor.send_queued();
-        assert_eq!(editor.open(), "acefghij");
-        let in_time = editor.sessions.timeout().unwrap() - Instant::now();
-        assert!(in_time > ANSWER_TIMEOUT / 2, "{in_time:?}");
-    }
-
-    #[tokio::test]
-    async fn the_end_of_a_session_is_no_attempt_of_a_queued_request() {
-        let mut editor = Editor::new();
-        editor.complete(9);
-        let queued = WaitingRequest { id: 5.into(), attempts: 0, ..editor.sessions.open[URI].waiting[&1].clone() };
-        editor.sessions.queued.push(queued);
-        editor.take(SessionNews::Ended(None));
-        let requests = editor.sessions.open[URI].waiting.values();
-        assert_eq!(requests.map(|request| request.attempts).collect::<Vec<_>>(), [1, 0]);
-    }
-
-    #[tokio::test]
-    async fn the_queue_is_limited() {
-        let mut editor = Editor::with(&URIS);
-        for uri in &URIS[..MAX_SESSIONS] {
-            editor.complete_in(uri, 1);
-        }
-        for _ in 0..MAX_QUEUED {
-            editor.complete_in("i", 2);
-        }
-        assert_eq!(editor.answers(), []);
-        editor.complete_in("j", 3);
-        assert_eq!(editor.answers(), [(Some(3), 0)]);
-        assert_eq!(editor.sessions.close("i").len(), MAX_QUEUED);
+        editor.complete_in("b", 22);
+        assert_eq!(editor.open(), "abdefghi");
+        editor.complete_in("c", 23);
+        assert_eq!((editor.open(), editor.answers()), ("abcdefghi".into(), vec![]), "all others have requests");
+        editor.take_of("d", SessionNews::Ended(Some(Error::Internal("broken".into()))));
+        assert_eq!((editor.open(), editor.answers()), ("abcefghi".into(), vec![(None, 0), (Some(4), 0)]));
+        editor.complete_in("d", 24);
+        assert_eq!(editor.answers(), [(Some(24), 0)], "it pauses");
+        assert_eq!(editor.sessions.close_all().len(), 8);
     }
 }

@@ -8,13 +8,13 @@
 //! and window; keys that the window has left behind are dropped, so a stream of any length takes the memory of a window.
 //!
 //! In reading order: [`Architecture`]; [`DecoderState`], one sequence; [`Work`], a thread's buffers; [`Decoder`], the weights and
-//! the steps; [`measure`], a decoder's attention resolution; loading.
+//! the steps; loading.
 
 use crate::{
     checkpoint::{self, Config},
     contract::{
         self, BoundaryOptions, Card, Cost, Document, KvMemory, Model, PageUse, ReplayStart, Scratch, SequenceRow,
-        State, StepStatus, SymbolBoundary, Want, advance, check_mode, state_mut, state_ref,
+        State, StepStatus, SymbolBoundary, Want, check_mode, state_mut, state_ref,
     },
     family::{
         Blueprint, Parts, TensorSpec,
@@ -28,7 +28,6 @@ use crate::{
         Activation, ConfigError,
         attention::{Caches, Hook, MemoryPart, NormOrder, Stack, StackWork},
         kv_cache::KvCache,
-        pooling::{self, ScoresByDistance},
         position::PositionKind,
         window::Window,
     },
@@ -475,41 +474,6 @@ impl Decoder {
         }
         Ok(())
     }
-}
-
-// Attention resolution of a decoder on a text (LeX §3.1, §4.3), from the scores that its attention computes.
-
-/// Symbols fed in one step.
-const CHUNK: usize = 256;
-
-/// Measured resolutions.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Resolution {
-    /// Resolution of the scores averaged over all layers.
-    pub all: f64,
-    /// Resolution of each layer's scores.
-    pub layers: Vec<f64>,
-    /// Number of distances between a query and a key.
-    pub distances: usize,
-}
-
-/// Feeds the symbols and measures the resolution. Fails for a model of another family, and if a step fails.
-pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
-    let card = model.card();
-    if card.family != "decoder" {
-        return Err(Error::wrong_kind("attention resolution", &card.name, "is of the family decoder", &card.shape));
-    }
-    let mut scratch = model.scratch();
-    work_mut::<Work>(&mut scratch)?.stack.scores = Some(ScoresByDistance::default());
-    let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default())?)];
-    for chunk in symbols.chunks(CHUNK) {
-        rows[0].set(chunk, Want::Nothing);
-        advance(model, &mut rows, &[0], &mut scratch)?;
-    }
-    let scores = work_mut::<Work>(&mut scratch)?.stack.scores.take().unwrap_or_default();
-    let mean = scores.mean();
-    let layers = scores.by_layer().iter().map(|scores| pooling::resolution(scores)).collect();
-    Ok(Resolution { all: pooling::resolution(&mean), layers, distances: mean.len() })
 }
 
 // Loading: tensors in the names of docs/checkpoints.md, and the model that they make.

@@ -1359,7 +1359,7 @@ fn gather_upsampled(post: &Stack, rows: &mut [SequenceRow], which: &[usize], wor
 /// `work.wanted` = the positions whose logits are wanted; all if somebody watches.
 fn select_wanted(rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
     work.wanted.clear();
-    let is_watched = work.watcher.is_some() || work.stack.hook.is_some() || work.stack.scores.is_some();
+    let is_watched = work.watcher.is_some() || work.stack.hook.is_some();
     for (index, position) in work.batch.positions.iter().enumerate() {
         let row = &rows[position.sequence];
         let unwanted = row.decisions.len().saturating_sub(row.wanted());

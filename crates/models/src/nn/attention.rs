@@ -9,7 +9,6 @@
 use crate::nn::{
     Activation, Position,
     kv_cache::KvCache,
-    pooling::ScoresByDistance,
     position::{PositionScheme, Queries},
     sized,
     window::Window,
@@ -109,8 +108,6 @@ pub struct StackWork {
     pub hook: Option<Hook>,
     /// Quantized inputs of matrix products.
     pub quantized: QuantizedRows,
-    /// Collects every attention score for `inspect --resolution`; `None` in servers.
-    pub scores: Option<ScoresByDistance>,
     /// Sums the weights of cross-attention by vector of the memory, over heads and layers, if they are wanted.
     pub attended: Option<Vec<f32>>,
     pub(super) qkv: Vec<f32>,
@@ -292,17 +289,6 @@ impl SelfAttention<'_> {
             compute.pool.for_columns::<ROW_TILE>(outputs, positions.len(), heads, share, &tile);
         } else {
             compute.pool.for_columns::<UNSHARED_TILE>(outputs, positions.len(), heads, share, &tile);
-        }
-        if let Some(collected) = &mut work.scores {
-            let mut row_scores = Vec::new();
-            for (row, head) in (0..positions.len()).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-                let cache = caches.cache(positions[row].sequence)?;
-                let mut query = query(row, head);
-                query.first_key = query.first_key.max(cache.first());
-                query.keys = cache.key_pages();
-                scores(compute.isa, &self.head(head, distances), &query, &mut row_scores);
-                collected.add(self.layer, &row_scores);
-            }
         }
         Ok(())
     }

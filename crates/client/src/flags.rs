@@ -7,7 +7,7 @@ use crate::tls::{ClientTls, FILE_BYTES, read_limited};
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, Error, FromArgMatches, value_parser};
-use std::{fmt, path::PathBuf};
+use std::{ffi::OsString, fmt, path::PathBuf};
 use weir_kernels::error::quoted;
 
 /// The flags of the API key.
@@ -15,17 +15,6 @@ const API_KEY: SecretFlags = SecretFlags {
     text: FlagNames { id: "api_key", flag: "--api-key", variable: "WEIR_API_KEY" },
     file: FlagNames { id: "api_key_file", flag: "--api-key-file", variable: "WEIR_API_KEY_FILE" },
 };
-
-/// The flag of the certificate authorities.
-const CA: FlagNames = FlagNames { id: "tls_ca", flag: "--tls-ca", variable: "WEIR_TLS_CA" };
-
-/// The flag of the client's certificate.
-const CLIENT_CERT: FlagNames =
-    FlagNames { id: "tls_client_cert", flag: "--tls-client-cert", variable: "WEIR_TLS_CLIENT_CERT" };
-
-/// The flag of its private key.
-const CLIENT_KEY: FlagNames =
-    FlagNames { id: "tls_client_key", flag: "--tls-client-key", variable: "WEIR_TLS_CLIENT_KEY" };
 
 /// Flags of the API key. A flag overrides the variables.
 #[derive(Debug, Clone)]
@@ -100,54 +89,23 @@ fn checked(origin: &str, key: &str, empty: &str) -> Result<String, String> {
 }
 
 /// TLS flags, for an address that begins with `https://`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct TlsArgs {
-    authorities: Option<PathBuf>,
-    certificate: Option<PathBuf>,
-    key: Option<PathBuf>,
-    /// The first of these flags on the command line, if there is one.
-    flag: Option<&'static str>,
+    /// PEM file with the certificate authorities that may have signed the server's certificate; required for https://.
+    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CA")]
+    tls_ca: Option<PathBuf>,
+    /// PEM file with the client certificate and its chain, for a server that requires one.
+    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CERT")]
+    tls_client_cert: Option<PathBuf>,
+    /// PEM file with the client certificate's private key.
+    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY")]
+    tls_client_key: Option<PathBuf>,
 }
 
-impl clap::Args for TlsArgs {
-    fn augment_args(command: Command) -> Command {
-        let file = |names: FlagNames, help: &'static str| {
-            names.arg().value_name("FILE").value_parser(value_parser!(PathBuf)).help(help)
-        };
-        command.args([
-            file(
-                CA,
-                "PEM file with the certificate authorities that may have signed the server's certificate; required for https://",
-            ),
-            file(
-                CLIENT_CERT,
-                "PEM file with the client certificate and its chain, for a server that requires one",
-            ),
-            file(CLIENT_KEY, "PEM file with the client certificate's private key"),
-        ])
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for TlsArgs {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let is_given = |names: &FlagNames| matches.value_source(names.id) == Some(ValueSource::CommandLine);
-        let file = |names: FlagNames| matches.get_one::<PathBuf>(names.id).cloned();
-        Ok(Self {
-            authorities: file(CA),
-            certificate: file(CLIENT_CERT),
-            key: file(CLIENT_KEY),
-            flag: [CA, CLIENT_CERT, CLIENT_KEY].iter().find(|names| is_given(names)).map(|names| names.flag),
-        })
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
+/// Returns true if an argument of this program is this flag.
+pub fn is_on_command_line(flag: &str) -> bool {
+    let value = |argument: OsString| argument.to_str()?.strip_prefix(flag).map(str::to_owned);
+    std::env::args_os().filter_map(value).any(|value| value.is_empty() || value.starts_with('='))
 }
 
 impl TlsArgs {
@@ -168,24 +126,22 @@ impl TlsArgs {
     /// read or has the wrong contents. The message begins with the flag.
     fn read(&self, address: &str) -> Result<ClientTls, String> {
         if !address::is_encrypted(address) {
-            let Some(flag) = self.flag else { return Ok(ClientTls::default()) };
+            let Some(flag) = self.flag() else { return Ok(ClientTls::default()) };
             let found = quoted(address);
             return Err(format!("{flag}: expected a server address that begins with https://, found {found}"));
         }
-        let Self { authorities, certificate, key, .. } = self;
-        let alone = |missing: FlagNames, given: FlagNames| {
-            Err(format!("{}: expected a file because {} is set, found none", missing.flag, given.flag))
-        };
-        match (certificate, key) {
-            (Some(_), None) => alone(CLIENT_KEY, CLIENT_CERT),
-            (None, Some(_)) => alone(CLIENT_CERT, CLIENT_KEY),
-            _ => ClientTls::read(authorities.as_deref(), certificate.as_deref(), key.as_deref()),
+        let Self { tls_ca, tls_client_cert, tls_client_key } = self;
+        let alone = |missing, given| Err(format!("{missing}: expected a file because {given} is set, found none"));
+        match (tls_client_cert, tls_client_key) {
+            (Some(_), None) => alone("--tls-client-key", "--tls-client-cert"),
+            (None, Some(_)) => alone("--tls-client-cert", "--tls-client-key"),
+            _ => ClientTls::read(tls_ca.as_deref(), tls_client_cert.as_deref(), tls_client_key.as_deref()),
         }
     }
 
     /// Returns the first of these flags on the command line, if there is one.
     pub fn flag(&self) -> Option<&'static str> {
-        self.flag
+        ["--tls-ca", "--tls-client-cert", "--tls-client-key"].into_iter().find(|flag| is_on_command_line(flag))
     }
 }
 

@@ -7,11 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{self, RootCertStore};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
-use webpki::{EndEntityCert, Error, KeyUsage, anchor_from_trusted_cert};
 
 /// TLS of a client. The default trusts no authority, so it suits only addresses without `https://`.
 #[derive(Clone, Default)]
@@ -46,7 +45,7 @@ impl ClientTls {
     /// # Errors
     /// A file cannot be read or has something else, or the key belongs to another certificate. The message begins with the flag.
     pub fn read(authorities: Option<&Path>, certificate: Option<&Path>, key: Option<&Path>) -> Result<Self, String> {
-        let authorities = authorities.map(read_authorities).transpose()?;
+        let authorities = authorities.map(|file| read_certificates("--tls-ca", file)).transpose()?;
         let identity = match (certificate, key) {
             (Some(certificate), Some(key)) => Some(ClientIdentity::read(certificate, key)?),
             _ => None,
@@ -129,50 +128,6 @@ fn read_certificates(flag: &str, file: &Path) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Reads a file of authorities. Fails if none of its certificates can sign others.
-fn read_authorities(file: &Path) -> Result<Vec<u8>, String> {
-    let flag = "--tls-ca";
-    let pem = read_certificates(flag, file)?;
-    // The TLS library reports malformed certificates.
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
-    match no_authority(&certificates) {
-        None => Ok(pem),
-        Some(why) => Err(format!("{flag}: {}: {why}", file.display())),
-    }
-}
-
-/// Returns an error message if no certificate of a file of trusted authorities can sign others. `None` if one can, is self-signed
-/// or is malformed, or if there are no certificates.
-pub fn no_authority(certificates: &[CertificateDer<'_>]) -> Option<&'static str> {
-    let are_others = !certificates.is_empty() && certificates.iter().all(is_signed_by_another);
-    are_others.then_some(
-        "expected a CA certificate, found one that cannot sign others: give the certificate of the authority that signed it",
-    )
-}
-
-/// Returns true if another certificate signed this one and this one cannot sign others.
-fn is_signed_by_another(certificate: &CertificateDer<'_>) -> bool {
-    // With itself as the trust anchor, the certificate of an authority fails with a different error.
-    [KeyUsage::server_auth(), KeyUsage::client_auth()].into_iter().any(|usage| {
-        let mut verified = verify_alone(certificate, UnixTime::now(), usage);
-        if let Err(Error::CertExpired { not_after: time, .. } | Error::CertNotValidYet { not_before: time, .. }) =
-            verified
-        {
-            verified = verify_alone(certificate, time, usage);
-        }
-        matches!(verified, Err(Error::UnknownIssuer | Error::InvalidSignatureForPublicKey))
-    })
-}
-
-/// Verifies a certificate with itself as the only authority.
-fn verify_alone(certificate: &CertificateDer<'_>, time: UnixTime, usage: KeyUsage) -> Result<(), Error> {
-    let anchor = anchor_from_trusted_cert(certificate)?;
-    let algorithms = ring::default_provider().signature_verification_algorithms.all;
-    EndEntityCert::try_from(certificate)?
-        .verify_for_usage(algorithms, &[anchor], &[], time, usage, None, None)
-        .map(|_| ())
-}
-
 /// Describes what a file has in place of certificates in PEM; `None` if it has one.
 pub fn no_certificate(pem: &[u8]) -> Option<&'static str> {
     match () {
@@ -236,7 +191,7 @@ pub fn unreadable(path: &Path, error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd};
+    use rcgen::{CertificateParams, KeyPair};
     use std::fs;
     use tempfile::TempDir;
 
@@ -291,37 +246,6 @@ mod tests {
             let expected = expected.replace("{}", &format!("{}/", folder.display()));
             assert!(error.starts_with(&expected), "{error}");
         }
-    }
-
-    fn has_none(certificates: &[&rcgen::Certificate]) -> bool {
-        no_authority(&certificates.iter().map(|certificate| certificate.der().clone()).collect::<Vec<_>>()).is_some()
-    }
-
-    #[test]
-    fn signed_certificates_are_no_authorities() {
-        let key = KeyPair::generate().unwrap();
-        let mut authority_params = CertificateParams::default();
-        authority_params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = authority_params.self_signed(&key).unwrap();
-        let issuer = Issuer::new(authority_params.clone(), key);
-        let signed = |params: CertificateParams| params.signed_by(&KeyPair::generate().unwrap(), &issuer).unwrap();
-        let mut client = CertificateParams::default();
-        client.is_ca = IsCa::ExplicitNoCa;
-        client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let mut expired = CertificateParams::default();
-        expired.not_before = date_time_ymd(2001, 1, 1);
-        expired.not_after = date_time_ymd(2002, 1, 1);
-        let plain = signed(CertificateParams::default());
-        for certificate in [&plain, &signed(client), &signed(expired)] {
-            assert!(has_none(&[certificate]));
-        }
-        let intermediate = signed(authority_params);
-        let alone = CertificateParams::default().self_signed(&KeyPair::generate().unwrap()).unwrap();
-        for certificate in [&authority, &intermediate, &alone] {
-            assert!(!has_none(&[certificate]));
-        }
-        assert!(!has_none(&[&plain, &authority]));
-        assert!(!has_none(&[]));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateRevocationListD
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
-use weir_client::tls::{no_authority, no_certificate, no_private_key, other_key};
+use weir_client::tls::{no_certificate, no_private_key, other_key};
 
 /// Maximum bytes of the revocation lists: a large authority's have a hundred thousand entries.
 const REVOCATION_LIST_BYTES: u64 = 16 << 20;
@@ -161,9 +161,6 @@ fn describe(error: &pem::Error) -> String {
 fn roots(file: &Path) -> Result<RootCertStore, TlsProblem> {
     let mut roots = RootCertStore::empty();
     let certificates = certificates("--tls-client-ca", file)?;
-    if let Some(why) = no_authority(&certificates) {
-        return Err(TlsProblem::in_file("--tls-client-ca", file, why));
-    }
     for (number, certificate) in (1..).zip(certificates) {
         roots.add(certificate).map_err(|error| {
             let why =

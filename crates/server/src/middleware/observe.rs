@@ -284,18 +284,11 @@ fn check(mut messages: &[u8]) -> Result<()> {
     Ok(())
 }
 
-// Log lines about refused calls. A client can cause refusals at will, so each kind (code, rule and field) has at most one line in
-// [`INTERVAL`], which counts those before it, and the kinds beyond [`KINDS`] share one line for each code. A line has no value: that
-// may be a client's text.
+// Log lines about refused calls. A client can cause refusals at will, so each code and rule has at most one line in [`INTERVAL`], which
+// counts those before it. A line has no value: that may be a client's text.
 
-/// Minimum time between two lines about the same kind.
+/// Minimum time between two lines about the same code and rule.
 const INTERVAL: Duration = Duration::from_secs(10);
-
-/// Maximum kinds that have lines of their own.
-const KINDS: usize = 64;
-
-/// Maximum bytes of a field's name. No known field has a longer one.
-const FIELD_BYTES: usize = 64;
 
 /// The codes of refusals that no other part of the server logs.
 const CODES: [Code; 7] = [
@@ -326,15 +319,8 @@ const OTHER_JSON_FIELDS: [&str; 8] = [
 /// The state of the lines. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RefusalLog {
-    kinds: Arc<Mutex<BTreeMap<Kind, LogLine>>>,
-}
-
-/// Group of refusals that share log lines.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Kind {
-    code: i32,
-    /// The rule and the field. `None` for the kinds of this code that have no lines of their own.
-    cause: Option<(String, Option<String>)>,
+    /// The lines by code and rule, of which there are few.
+    lines: Arc<Mutex<BTreeMap<(i32, String), LogLine>>>,
 }
 
 /// A log line about events that may come at any rate: at most one in an interval, with the number of events before it.
@@ -388,11 +374,6 @@ impl Refusal {
             _ => tracing::info!(?code, rule, field, unlogged, "refused a call"),
         }
     }
-
-    fn kind(&self) -> Kind {
-        let field = self.field.as_deref().map(|field| clip(field, FIELD_BYTES));
-        Kind { code: self.code as i32, cause: Some((self.rule.clone(), field)) }
-    }
 }
 
 /// Returns the first name of a path in JSON if it is a known field. Drops the keys and indices below it, and other names: they may
@@ -404,14 +385,14 @@ fn json_field(path: &str) -> Option<String> {
 }
 
 impl RefusalLog {
-    /// Logs the status of a gRPC call, in the current span, if its kind has had no line in [`INTERVAL`].
+    /// Logs the status of a gRPC call, in the current span, if its code and rule had no line in [`INTERVAL`].
     pub(crate) fn record_status(&self, status: &Status) {
         if CODES.contains(&status.code()) {
             self.record(&Refusal::of(status));
         }
     }
 
-    /// Logs a refusal, in the current span, if its kind has had no line in [`INTERVAL`].
+    /// Logs a refusal, in the current span, if its code and rule had no line in [`INTERVAL`].
     pub(crate) fn record(&self, refusal: &Refusal) {
         if let Some(unlogged) = self.count(refusal, clock::now()) {
             refusal.log(unlogged);
@@ -424,48 +405,21 @@ impl RefusalLog {
             return None;
         }
         // Before the lock: a flood of refusals waits for it.
-        let mut kind = refusal.kind();
-        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
-        if !kinds.contains_key(&kind) && kinds.len() >= KINDS {
-            forget_quiet_kinds(&mut kinds, now);
-            if kinds.len() >= KINDS {
-                kind.cause = None;
-            }
-        }
-        kinds.entry(kind).or_default().count(INTERVAL, now)
+        let key = (refusal.code as i32, refusal.rule.clone());
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.entry(key).or_default().count(INTERVAL, now)
     }
 }
 
 impl LogLine {
     /// Counts an event. Returns the number of earlier ones without a line if this one gets a line.
     pub(crate) fn count(&mut self, interval: Duration, now: Instant) -> Option<u64> {
-        if self.is_recent(interval, now) {
+        if self.latest.is_some_and(|latest| now.saturating_duration_since(latest) < interval) {
             self.unlogged += 1;
             return None;
         }
         self.latest = Some(now);
         Some(std::mem::take(&mut self.unlogged))
-    }
-
-    /// Returns true if a line was logged less than `interval` ago.
-    fn is_recent(&self, interval: Duration, now: Instant) -> bool {
-        self.latest.is_some_and(|latest| now.saturating_duration_since(latest) < interval)
-    }
-}
-
-/// Removes the kinds without a line in the last [`INTERVAL`]. Adds their counts of unlogged refusals to the shared kind of their
-/// code.
-fn forget_quiet_kinds(kinds: &mut BTreeMap<Kind, LogLine>, now: Instant) {
-    let mut unlogged = BTreeMap::<i32, u64>::new();
-    kinds.retain(|kind, refusals| {
-        let is_kept = kind.cause.is_none() || refusals.is_recent(INTERVAL, now);
-        if !is_kept && refusals.unlogged > 0 {
-            *unlogged.entry(kind.code).or_default() += refusals.unlogged;
-        }
-        is_kept
-    });
-    for (code, count) in unlogged {
-        kinds.entry(Kind { code, cause: None }).or_default().unlogged += count;
     }
 }
 
@@ -630,48 +584,24 @@ mod tests {
         }
     }
 
-    fn refusal(code: Code, field: &str) -> Refusal {
-        Refusal { code, rule: "BAD_OPTION".into(), field: Some(field.into()), message: String::new() }
-    }
-
     #[test]
-    fn each_kind_has_one_line_in_the_interval() {
+    fn each_code_and_rule_has_one_line_in_the_interval() {
         let log = RefusalLog::default();
         let start = Instant::now();
-        let count = |code, field, seconds| log.count(&refusal(code, field), start + Duration::from_secs(seconds));
-        assert_eq!(count(Code::InvalidArgument, "n", 0), Some(0));
-        assert_eq!(count(Code::InvalidArgument, "n", 1), None);
-        assert_eq!(count(Code::InvalidArgument, "top_p", 1), Some(0), "another field");
-        assert_eq!(count(Code::InvalidArgument, "n", 9), None);
-        assert_eq!(count(Code::ResourceExhausted, "n", 9), Some(0), "another code");
-        assert_eq!(count(Code::InvalidArgument, "n", 10), Some(2));
-        assert_eq!(count(Code::InvalidArgument, "n", 20), Some(0));
-        for quiet in [Code::Ok, Code::Cancelled, Code::Unavailable, Code::Internal] {
-            assert_eq!(count(quiet, "n", 30), None, "{quiet:?}");
-        }
-    }
-
-    #[test]
-    fn many_kinds_share_a_line() {
-        let log = RefusalLog::default();
-        let start = Instant::now();
-        let count = |index: usize, seconds| {
-            let refusal = refusal(Code::InvalidArgument, &format!("splices[{index}]"));
+        let count = |code, rule: &str, seconds| {
+            let refusal = Refusal { code, rule: rule.into(), field: None, message: String::new() };
             log.count(&refusal, start + Duration::from_secs(seconds))
         };
-        for index in 0..KINDS {
-            assert_eq!(count(index, 0), Some(0));
+        assert_eq!(count(Code::InvalidArgument, "BAD_OPTION", 0), Some(0));
+        assert_eq!(count(Code::InvalidArgument, "BAD_OPTION", 1), None);
+        assert_eq!(count(Code::InvalidArgument, "TOO_LONG", 1), Some(0), "another rule");
+        assert_eq!(count(Code::InvalidArgument, "BAD_OPTION", 9), None);
+        assert_eq!(count(Code::ResourceExhausted, "BAD_OPTION", 9), Some(0), "another code");
+        assert_eq!(count(Code::InvalidArgument, "BAD_OPTION", 10), Some(2));
+        assert_eq!(count(Code::InvalidArgument, "BAD_OPTION", 20), Some(0));
+        for quiet in [Code::Ok, Code::Cancelled, Code::Unavailable, Code::Internal] {
+            assert_eq!(count(quiet, "BAD_OPTION", 30), None, "{quiet:?}");
         }
-        assert_eq!(
-            [count(0, 1), count(KINDS, 1), count(KINDS + 1, 1), count(KINDS + 2, 1)],
-            [None, Some(0), None, None]
-        );
-        assert_eq!(log.kinds.lock().unwrap().len(), KINDS + 1);
-        // The quiet kinds make room, and the shared one keeps the count of kind 0.
-        assert_eq!(count(KINDS + 3, 10), Some(0));
-        let kinds = log.kinds.lock().unwrap();
-        let unlogged: Vec<_> = kinds.iter().map(|(kind, refusals)| (kind.cause.is_none(), refusals.unlogged)).collect();
-        assert_eq!(unlogged, [(true, 3), (false, 0)]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::{
         Unexpected, Visitor,
     },
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::{borrow::Cow, fmt};
 use weir_engine::{
     options::OptionLimits,
@@ -454,6 +454,50 @@ impl CompletionRequest {
     /// Removes the biases of ids outside a vocabulary of `symbols` symbols: the model never generates these.
     pub(crate) fn drop_biases_without_symbol(&mut self, symbols: usize) {
         self.logit_bias.0.retain(|bias| (bias.id as usize) < symbols);
+    }
+
+    /// Returns the options that the request states, under the names of vLLM's `SamplingParams` where it has them.
+    pub(crate) fn sampling_params(&self) -> Result<Value> {
+        let biases = self.sampling(None, None).logit_bias.into_iter().filter_map(|bias| match bias.symbol {
+            Some(v1::logit_bias::Symbol::Id(id)) => Some((id.to_string(), json!(bias.bias))),
+            _ => None,
+        });
+        let biases: Map<_, _> = biases.collect();
+        let params = json!({
+            "n": self.choices_per_prompt(),
+            "max_tokens": self.max_tokens,
+            "min_tokens": self.min_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "seed": self.seed.as_ref().map(|seed| seed.0),
+            "ignore_eos": self.ignore_eos,
+            "stop": Some(&self.stop.0).filter(|stop| !stop.is_empty()),
+            "include_stop_str_in_output": self.include_stop_str_in_output,
+            "logprobs": self.logprobs,
+            "logit_bias": Some(biases).filter(|biases| !biases.is_empty()),
+            "echo": self.echo,
+            "boundaries": self.boundaries,
+            "boundary_mode": self.boundary_mode,
+            "max_segments": self.max_segments,
+            "beam_size": self.beam(),
+            "length_penalty": self.length_penalty,
+            "early_stopping": self.early_stopping.map(EarlyStopping::name),
+            "no_repeat_ngram": self.no_repeat_ngram,
+        });
+        let Value::Object(params) = params else { return Err(Error::Internal("sampling_params is no object".into())) };
+        let mut stated: Map<_, _> = params.into_iter().filter(|(_, value)| !value.is_null()).collect();
+        if let Some(constraint) = self.constraint()? {
+            if let Some(ends) = constraint.end_when_complete {
+                stated.insert("end_when_complete".into(), ends.into());
+            }
+            stated.insert("structured_outputs".into(), structured_outputs(constraint)?);
+        }
+        Ok(Value::Object(stated))
     }
 
     /// Returns the options of sampling, with a converted `top_k` and the seed of a choice.
@@ -1471,6 +1515,22 @@ impl Visitor<'_> for SpeculateVisitor {
     fn visit_str<E>(self, text: &str) -> Result<Speculate, E> {
         Ok(Speculate(text.to_owned()))
     }
+}
+
+/// Returns a form under the names of vLLM's `structured_outputs`.
+fn structured_outputs(constraint: v1::Constraint) -> Result<Value> {
+    Ok(match constraint.form {
+        Some(Form::Regex(regex)) => json!({ "regex": regex }),
+        Some(Form::Choice(choice)) => json!({ "choice": choice.texts }),
+        Some(Form::JsonSchema(schema)) => {
+            let schema: Value = serde_json::from_str(&schema)
+                .map_err(|error| Error::bad_option("constraint.json_schema", quoted(&schema), error.to_string()))?;
+            json!({ "json": schema })
+        }
+        Some(Form::JsonObject(is_object)) => json!({ "json_object": is_object }),
+        Some(Form::Grammar(grammar)) => json!({ "grammar": grammar }),
+        None => json!({}),
+    })
 }
 
 #[cfg(test)]

@@ -22,15 +22,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize, de::IgnoredAny};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 use weir_engine::{constraint::Constraint, summary::LongDocuments};
-use weir_kernels::error::{Error, Result, quoted};
+use weir_kernels::error::{Error, Result};
 use weir_models::{
-    contract::{Card, DocumentLimits, EarlyStopping, covers_text, no_text},
+    contract::{Card, DocumentLimits, covers_text, no_text},
     text::{LimitStatus, PlacedText, StreamTokenizer, TokenSpan},
 };
-use weir_proto::v1::{self, summarize_request::Part};
+use weir_proto::v1::summarize_request::Part;
 
 /// Bytes of memory of a symbol's id, and of the id in JSON.
 const ID_BYTES: usize = 16;
@@ -269,7 +269,7 @@ fn rendered(mut request: CompletionRequest, engine: &Lease, request_id: &str) ->
             text_prompts(&mut request, card)?
         }
     };
-    let sampling_params = sampling_params(&request)?;
+    let sampling_params = request.sampling_params()?;
     let prompts = all.into_iter().enumerate().map(|(index, token_ids)| Rendered {
         request_id: format!("cmpl-{request_id}-{index}"),
         token_ids,
@@ -348,65 +348,4 @@ fn document_prompts(request: &CompletionRequest, engine: &Lease, limits: &Docume
         }
     });
     prompts.collect()
-}
-
-/// Returns the options that a request states, under the names of vLLM's `SamplingParams` where it has them.
-fn sampling_params(request: &CompletionRequest) -> Result<Value> {
-    let biases = request.sampling(None, None).logit_bias.into_iter().filter_map(|bias| match bias.symbol {
-        Some(v1::logit_bias::Symbol::Id(id)) => Some((id.to_string(), json!(bias.bias))),
-        _ => None,
-    });
-    let biases: Map<_, _> = biases.collect();
-    let params = json!({
-        "n": request.choices_per_prompt(),
-        "max_tokens": request.max_tokens,
-        "min_tokens": request.min_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "min_p": request.min_p,
-        "repetition_penalty": request.repetition_penalty,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "seed": request.seed.as_ref().map(|seed| seed.0),
-        "ignore_eos": request.ignore_eos,
-        "stop": Some(&request.stop.0).filter(|stop| !stop.is_empty()),
-        "include_stop_str_in_output": request.include_stop_str_in_output,
-        "logprobs": request.logprobs,
-        "logit_bias": Some(biases).filter(|biases| !biases.is_empty()),
-        "echo": request.echo,
-        "boundaries": request.boundaries,
-        "boundary_mode": request.boundary_mode,
-        "max_segments": request.max_segments,
-        "beam_size": request.beam(),
-        "length_penalty": request.length_penalty,
-        "early_stopping": request.early_stopping.map(EarlyStopping::name),
-        "no_repeat_ngram": request.no_repeat_ngram,
-    });
-    let Value::Object(params) = params else { return Err(Error::Internal("sampling_params is no object".into())) };
-    let mut stated: Map<_, _> = params.into_iter().filter(|(_, value)| !value.is_null()).collect();
-    if let Some(constraint) = request.constraint()? {
-        if let Some(ends) = constraint.end_when_complete {
-            stated.insert("end_when_complete".into(), ends.into());
-        }
-        stated.insert("structured_outputs".into(), structured_outputs(constraint)?);
-    }
-    Ok(Value::Object(stated))
-}
-
-/// Returns a form under the names of vLLM's `structured_outputs`.
-fn structured_outputs(constraint: v1::Constraint) -> Result<Value> {
-    use v1::constraint::Form;
-    Ok(match constraint.form {
-        Some(Form::Regex(regex)) => json!({ "regex": regex }),
-        Some(Form::Choice(choice)) => json!({ "choice": choice.texts }),
-        Some(Form::JsonSchema(schema)) => {
-            let schema: Value = serde_json::from_str(&schema)
-                .map_err(|error| Error::bad_option("constraint.json_schema", quoted(&schema), error.to_string()))?;
-            json!({ "json": schema })
-        }
-        Some(Form::JsonObject(is_object)) => json!({ "json_object": is_object }),
-        Some(Form::Grammar(grammar)) => json!({ "grammar": grammar }),
-        None => json!({}),
-    })
 }

@@ -69,7 +69,7 @@ const NOT_TAKEN: [(&str, &str); 26] = [
     ("weir_models::nn::boundary", "Learned"),
     // the text may have any form
     ("weir_engine::engine::Handle", "compile"),
-    ("weir_engine::constraint", "ConstraintCompiler CompiledConstraint ConstraintMatcher LentConstraints"),
+    ("weir_engine::constraint", "ConstraintCompiler CompiledConstraint ConstraintMatcher shared_lengths"),
     // the prompt is a text, not ids, and the request wants no log-probabilities
     ("weir_models::text::stream_tokenizer", "TextCounter"),
     ("weir_engine::sampling::LogprobOptions", "compute"),

@@ -1422,7 +1422,7 @@ fn a_long_text_streams_without_long_frames_and_can_be_stopped() {
     let clock = json!({ "cmd": "Performance.enable", "params": { "timeDomain": "threadTicks" } });
     browser.page_command("POST", "/goog/cdp/execute", &clock);
     let mut longest = f64::MAX;
-    for _ in 0..3 {
+    for _ in 0..5 {
         let before = thread_time(&browser);
         browser.evaluate("(at('go').click(), null)");
         browser.until("!generation.stopping");

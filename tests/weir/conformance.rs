@@ -24,7 +24,8 @@ pub(crate) struct Configuration {
     boundaries: BoundaryOptions,
 }
 
-fn configurations() -> Vec<Configuration> {
+/// Returns the configurations of each model.
+fn configurations() -> Vec<Vec<Configuration>> {
     const FEWER_BITS: [Dtype; 3] = [Dtype::Bf16, Dtype::Int8, Dtype::Int4];
     let golden: [(&str, &[&str], &[Dtype]); 9] = [
         ("dynamic-pooling", &CASES, &Dtype::ALL),
@@ -45,9 +46,10 @@ fn configurations() -> Vec<Configuration> {
         lslm::shapes().iter().map(|(name, folder)| (format!("lslm {name}"), load(folder, &settings()).unwrap()));
     let decoders = hourglass::shapes().into_iter().chain(latent).chain(decoder::shapes());
     let encoder_decoders = pyramidion::shapes().into_iter().chain(t5::shapes());
-    let mut all = Vec::new();
-    for (name, model) in golden.chain(decoders).chain(encoder_decoders) {
-        for &mode in &model.card().boundary_modes.clone() {
+    let models = golden.chain(decoders).chain(encoder_decoders);
+    let modes = |(name, model): (String, Arc<dyn Model>)| {
+        let mut all = Vec::new();
+        for &mode in &model.card().boundary_modes {
             if mode == BoundaryMode::Predictor {
                 // Prompts are segmented as in the other mode.
                 continue;
@@ -56,28 +58,29 @@ fn configurations() -> Vec<Configuration> {
             let name = format!("{name}, {}", mode.name());
             all.push(Configuration { name, model: model.clone(), boundaries });
         }
-    }
-    all
+        all
+    };
+    models.map(modes).collect()
 }
 
 /// Runs a test on each configuration and checks that no memory leaks. Tests share the models, which are loaded once. Because each test
 /// checks a model's memory, it has the model for itself, and goes on with another one while a model is in use.
 pub(crate) fn on_each(test: impl Fn(&Configuration, &mut Random)) {
-    static ALL: LazyLock<Vec<Mutex<Configuration>>> = LazyLock::new(|| {
-        let chosen = std::env::var("WEIR_CONFIGURATION").unwrap_or_default();
-        let chosen = configurations().into_iter().filter(|configuration| configuration.name.contains(&chosen));
-        chosen.map(Mutex::new).collect()
-    });
+    static ALL: LazyLock<Vec<Mutex<Vec<Configuration>>>> =
+        LazyLock::new(|| configurations().into_iter().map(Mutex::new).collect());
+    let chosen = std::env::var("WEIR_CONFIGURATION").unwrap_or_default();
     let is_free = |(_, model): &(usize, &Mutex<_>)| !matches!(model.try_lock(), Err(TryLockError::WouldBlock));
     let rounds = if long_runs() { 3 } else { 1 };
     for round in 0..rounds {
         let mut left: Vec<_> = ALL.iter().enumerate().collect();
         while !left.is_empty() {
             let (index, model) = left.remove(left.iter().position(is_free).unwrap_or(0));
-            let configuration = &*model.lock().unwrap_or_else(PoisonError::into_inner);
-            test(configuration, &mut Random::new(round * 1000 + index as u64 + 1));
-            let memory = configuration.model.memory();
-            assert_eq!(memory.in_use, 0, "{}: pages leaked", configuration.name);
+            let configurations = model.lock().unwrap_or_else(PoisonError::into_inner);
+            for configuration in configurations.iter().filter(|configuration| configuration.name.contains(&chosen)) {
+                test(configuration, &mut Random::new(round * 1000 + index as u64 + 1));
+                let memory = configuration.model.memory();
+                assert_eq!(memory.in_use, 0, "{}: pages leaked", configuration.name);
+            }
         }
     }
 }

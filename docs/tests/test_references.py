@@ -37,7 +37,8 @@ def cell(text: str) -> str:
 def row(spec: str, lines: List[str]) -> str:
     """Returns the row of a flag from the lines of its description."""
     # A short default may follow the description on its line; longer ones are part of it.
-    text = re.sub(r" (\[default: (?:[\w.]+|\"[^\"]*\")\])(?=\n\n|$)", r"\n\1", "\n".join(lines).strip())
+    text = re.sub(r" (\[default: (?:[\w.:]+|\"[^\"]*\")\])(?=\n\n|$)", r"\n\1", "\n".join(lines).strip())
+    text = re.sub(r" (\[env: \w+=?\])$", r"\n\1", text, flags=re.MULTILINE)
     notes = dict(re.findall(r"^\[(env|default|alias|aliases): (.*?)=?\]$", text, re.MULTILINE))
     values = re.findall(r"^- ([\w-]+)(?::.*)?$", text, re.MULTILINE)
     left_out = r"^(Possible values:|- .*(\n  .*)*|\[(env|default|alias|aliases|possible values): [^]]*\])$"
@@ -68,7 +69,7 @@ def section(program: Path, command: Tuple[str, ...]) -> str:
             spec, _, beside = spec.strip().partition("  ")
             name = re.split(r"[ ,=\[]", spec)[0]
             if spec and name not in COMMON:
-                described = [beside.strip(), *(line.strip() for line in lines)] if beside else [line[10:] for line in lines]
+                described = [" ".join(" ".join((beside, *lines)).split())] if beside else [line[10:] for line in lines]
                 rows.append(row(spec, described))
     result = ""
     if rows:

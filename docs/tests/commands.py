@@ -219,6 +219,9 @@ PAGES: Dict[str, List[Step]] = {
             "weir bench decode --model blt-1b --dtype int8 --batch 1,8 --context 64 --steps 150 --boundary-threshold 3.4",
             "it needs a model of gigabytes",
         ),
+        Elsewhere(
+            "weir bench prefill --model blt-1b --dtype f32,int8 --symbols 2048 --chunk 2048", "it needs a model of gigabytes"
+        ),
         Elsewhere("weir init --config models/shapes/pyramidion-124m.json pyramidion", "it writes half a gigabyte"),
         Elsewhere("weir init --config models/shapes/blockwise-124m.json blockwise", "it writes half a gigabyte"),
         bench(

@@ -224,9 +224,9 @@ impl LengthScores {
     }
 }
 
-/// Writes the file of `--logits`: the logits (symbols, vocabulary) after each symbol of a text, and the boundaries of a model that pools. Windows never feed the
-/// last symbol. A model with a start-of-text symbol has logits before the first symbol. The model runs in this process, because no
-/// server sends logits.
+/// Writes the file of `--logits`: the logits (symbols, vocabulary) after each symbol of a text, and the boundaries of a model that
+/// pools. Windows never feed the last symbol. A model with a start-of-text symbol has logits before the first symbol. The model runs in
+/// this process, because no server sends logits.
 fn write_logits(
     model: &dyn Loaded,
     text: &TextInput,

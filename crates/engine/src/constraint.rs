@@ -392,7 +392,16 @@ fn on_large_stack<T: Send + 'static>(
 
 /// Returns the error of a constraint that takes too long to compile.
 fn late(field: &'static str) -> Error {
-    Error::bad_option(field, "a slower one", format!("a form that is compiled in {} ms", COMPILE_TIME.as_millis()))
+    Error::bad_option(field, "a slower one", compile_bound())
+}
+
+fn compile_bound() -> String {
+    format!("a form that is compiled in {} ms", COMPILE_TIME.as_millis())
+}
+
+/// Returns true if this is the error of [`late`], and not of a constraint that waited before it was found invalid.
+fn is_late(error: &Error) -> bool {
+    matches!(error, Error::BadOption { bound, .. } if *bound == compile_bound())
 }
 
 fn no_thread(source: io::Error) -> Error {
@@ -448,9 +457,8 @@ impl ConstraintCompiler {
         if lock(&self.late).get(constraint).is_some_and(|at| since(*at) < REFUSED_FOR) {
             return Err(late(constraint.field()));
         }
-        let began = now();
         let compiled = CompiledConstraint::new(constraint, &self.vocabulary, symbols, tenant).inspect_err(|error| {
-            if matches!(error, Error::BadOption { .. }) && since(began) >= COMPILE_TIME {
+            if is_late(error) {
                 lock(&self.late).put(constraint.clone(), now());
             }
         })?;
@@ -1625,6 +1633,7 @@ mod tests {
         });
         drop(own);
         assert!(lock(&symbols.compiling.tenants).is_empty());
+        assert!(is_late(&late("a")) && !is_late(&Error::bad_option("a", "b", "c")));
         // what was late is refused at once
         let schema = Constraint::JsonSchema(r#"{"type": "null"}"#.into());
         lock(&compiler.late).put(schema.clone(), now());

@@ -23,8 +23,8 @@ use weir_proto::v1::{
     document_closed::Reason as CloseReason, edit_request::Action as EditAction, edit_response::Event as EditEvent,
 };
 
-/// Maximum open sessions. Opening another ends the least recently used one, whose requests get empty answers: a user types in one
-/// document at a time.
+/// Maximum open sessions, but for those with requests, of which each open document has at most one. Opening another ends the least
+/// recently used one without requests: a user types in one document at a time.
 const MAX_SESSIONS: usize = 8;
 
 /// Sessions that may end before the answer to a request. Then its answer is empty.

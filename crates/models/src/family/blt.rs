@@ -587,6 +587,10 @@ struct ContextPatch {
 }
 
 impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+
     fn show(&mut self, stage: BltStage) {
         watch(&mut self.watcher, stage, &self.batch.positions, &self.batch.x);
     }
@@ -840,63 +844,49 @@ impl Model for Blt {
     /// Segment step, for rows that closed a patch: global transformer.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(
-            StepStatus::Waiting,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, waiting, work| {
-                while self.gather_patches(rows, waiting, work)? {
-                    let caches = &mut StackCaches(rows, GLOBAL);
-                    let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
-                    self.global.forward(&self.compute, x, positions, caches, &mut [], layers)?; // (patches, G)
-                    work.show(BltStage::Global);
-                    for (Position { sequence, index }, x) in work.batch.iter() {
-                        let global = &mut state(rows, sequence)?.global;
-                        global.write_output(index, x)?;
-                        global.advance(1);
-                    }
+        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
+            while self.gather_patches(rows, waiting, work)? {
+                let caches = &mut StackCaches(rows, GLOBAL);
+                let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
+                self.global.forward(&self.compute, x, positions, caches, &mut [], layers)?; // (patches, G)
+                work.show(BltStage::Global);
+                for (Position { sequence, index }, x) in work.batch.iter() {
+                    let global = &mut state(rows, sequence)?.global;
+                    global.write_output(index, x)?;
+                    global.advance(1);
                 }
-                waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-                Ok(())
-            },
-        )
+            }
+            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+            Ok(())
+        })
     }
 
     /// Finish step: decoder with cross-attention to each symbol's latest closed patch → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(
-            StepStatus::Unfinished,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, unfinished, work| {
-                while self.gather_undecoded(rows, unfinished, work)? {
-                    self.gather_contexts(rows, work)?; // (patches · k, E)
-                    for layer in 0..self.decoder.layers.len() {
-                        if let Some(cross) = self.decoder_cross.get(layer) {
-                            self.read_contexts(layer, rows, work)?; // (patches · k, 2·I)
-                            self.cross(cross, work); // (symbols, E)
-                        }
-                        let caches = &mut StackCaches(rows, DECODER);
-                        let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
-                        self.decoder.forward_layer(layer, &self.compute, x, positions, caches, layers)?; // (symbols, E)
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            while self.gather_undecoded(rows, unfinished, work)? {
+                self.gather_contexts(rows, work)?; // (patches · k, E)
+                for layer in 0..self.decoder.layers.len() {
+                    if let Some(cross) = self.decoder_cross.get(layer) {
+                        self.read_contexts(layer, rows, work)?; // (patches · k, 2·I)
+                        self.cross(cross, work); // (symbols, E)
                     }
-                    work.show(BltStage::Decoded);
-                    self.scatter_decoded(rows, work)?;
+                    let caches = &mut StackCaches(rows, DECODER);
+                    let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
+                    self.decoder.forward_layer(layer, &self.compute, x, positions, caches, layers)?; // (symbols, E)
                 }
-                self.gather_wanted(rows, unfinished, work)?; // (wanted, E)
-                work.head.deliver(&self.head, &self.compute, &mut work.quantized, rows, unfinished)?;
-                for &index in unfinished {
-                    let state = state(rows, index)?;
-                    state.finished = state.encoder.len();
-                }
-                Ok(())
-            },
-        )
+                work.show(BltStage::Decoded);
+                self.scatter_decoded(rows, work)?;
+            }
+            self.gather_wanted(rows, unfinished, work)?; // (wanted, E)
+            work.head.deliver(&self.head, &self.compute, &mut work.quantized, rows, unfinished)?;
+            for &index in unfinished {
+                let state = state(rows, index)?;
+                state.finished = state.encoder.len();
+            }
+            Ok(())
+        })
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {

@@ -254,6 +254,10 @@ pub struct Work {
 }
 
 impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+
     /// Sends every layer's intermediate results to `hook` from now on.
     pub fn watch(&mut self, hook: Hook) {
         self.stack.hook = Some(hook);
@@ -403,21 +407,14 @@ impl Decoder {
 
     /// Finish step: norm → logits, of the symbols whose logits are wanted. Fails as [`feed_symbols`](Self::feed_symbols) does.
     pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        with_status(
-            StepStatus::Unfinished,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, unfinished, work| {
-                take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
-                if let Some(parameters) = &self.norm {
-                    layer_norm(&self.compute, &mut work.head.wanted, parameters);
-                }
-                work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
-                set_finished(rows, unfinished)
-            },
-        )
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
+            if let Some(parameters) = &self.norm {
+                layer_norm(&self.compute, &mut work.head.wanted, parameters);
+            }
+            work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
+            set_finished(rows, unfinished)
+        })
     }
 
     fn positions(&self, symbols: usize) -> usize {

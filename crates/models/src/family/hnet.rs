@@ -670,6 +670,12 @@ struct Work {
     head: HeadWork,
 }
 
+impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+}
+
 /// Vectors of one stage in a step. D = width.
 #[derive(Default)]
 struct StageWork {
@@ -777,66 +783,52 @@ impl Model for Hnet {
     /// Segment step, for rows at which chunks begin: the stages inside.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(
-            StepStatus::Waiting,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, waiting, work| {
-                let Work { stages, pass, .. } = work;
-                let inner = &mut stages[1..];
-                let dim = self.dim(0);
-                inner[0].positions.clear();
-                inner[0].symbols.clear();
-                inner[0].x.clear();
-                for &index in waiting {
-                    let state = state(rows, index)?;
-                    let first = state.stacks[1].cache.len();
-                    for (chunk, vector) in state.flight.chunks.chunks_exact(dim).enumerate() {
-                        inner[0].positions.push(Position { sequence: index, index: first + chunk });
-                        self.push_padded(1, vector, &mut inner[0].x);
-                    }
-                    let fed = (state.computed..).zip(&state.flight.probabilities);
-                    let begun = fed.filter(|(_, probability)| begins_chunk(**probability));
-                    inner[0].symbols.extend(begun.map(|(position, _)| position.checked_sub(state.ready)));
+        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
+            let Work { stages, pass, .. } = work;
+            let inner = &mut stages[1..];
+            let dim = self.dim(0);
+            inner[0].positions.clear();
+            inner[0].symbols.clear();
+            inner[0].x.clear();
+            for &index in waiting {
+                let state = state(rows, index)?;
+                let first = state.stacks[1].cache.len();
+                for (chunk, vector) in state.flight.chunks.chunks_exact(dim).enumerate() {
+                    inner[0].positions.push(Position { sequence: index, index: first + chunk });
+                    self.push_padded(1, vector, &mut inner[0].x);
                 }
-                self.run_stage(1, rows, inner, pass)?; // (chunks, D of the next stage)
-                let outputs = inner[0].x.chunks_exact(self.dim(1));
-                for (position, output) in inner[0].positions.iter().zip(outputs) {
-                    state(rows, position.sequence)?.flight.outputs.extend_from_slice(&output[..dim]);
-                }
-                waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-                Ok(())
-            },
-        )
+                let fed = (state.computed..).zip(&state.flight.probabilities);
+                let begun = fed.filter(|(_, probability)| begins_chunk(**probability));
+                inner[0].symbols.extend(begun.map(|(position, _)| position.checked_sub(state.ready)));
+            }
+            self.run_stage(1, rows, inner, pass)?; // (chunks, D of the next stage)
+            let outputs = inner[0].x.chunks_exact(self.dim(1));
+            for (position, output) in inner[0].positions.iter().zip(outputs) {
+                state(rows, position.sequence)?.flight.outputs.extend_from_slice(&output[..dim]);
+            }
+            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+            Ok(())
+        })
     }
 
     /// Finish step: moving average + residual → decoder → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(
-            StepStatus::Unfinished,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, unfinished, work| {
-                let Work { stages, pass, head, .. } = work;
-                let own = &mut stages[0];
-                self.gather_averages(rows, unfinished, own)?;
-                self.run_stack(self.decoder(0), 0, rows, own, pass)?; // (symbols, D)
-                let dim = self.dim(0);
-                head.wanted.clear();
-                let mut end = 0;
-                for &index in unfinished {
-                    end += own.positions[end..].iter().take_while(|position| position.sequence == index).count();
-                    head.wanted.extend_from_slice(&own.x[(end - rows[index].wanted()) * dim..end * dim]);
-                    state(rows, index)?.finish_flight();
-                }
-                head.deliver(&self.head, &self.compute, &mut pass.quantized, rows, unfinished)
-            },
-        )
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            let Work { stages, pass, head, .. } = work;
+            let own = &mut stages[0];
+            self.gather_averages(rows, unfinished, own)?;
+            self.run_stack(self.decoder(0), 0, rows, own, pass)?; // (symbols, D)
+            let dim = self.dim(0);
+            head.wanted.clear();
+            let mut end = 0;
+            for &index in unfinished {
+                end += own.positions[end..].iter().take_while(|position| position.sequence == index).count();
+                head.wanted.extend_from_slice(&own.x[(end - rows[index].wanted()) * dim..end * dim]);
+                state(rows, index)?.finish_flight();
+            }
+            head.deliver(&self.head, &self.compute, &mut pass.quantized, rows, unfinished)
+        })
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {

@@ -887,6 +887,10 @@ pub struct Work {
 }
 
 impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+
     fn show(&mut self, stage: HourglassStage) {
         watch(&mut self.watcher, stage, &self.batch.positions, &self.batch.x);
     }
@@ -1030,56 +1034,42 @@ impl Model for Hourglass {
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         let Some(PooledWeights { norm: pool_norm, middle, .. }) = &self.pooled else { return Ok(()) };
-        with_status(
-            StepStatus::Waiting,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, waiting, work| {
-                keep_last_closed(rows, waiting)?;
-                while gather_segments(middle, rows, waiting, work)? {
-                    layer_norm(&self.compute, &mut work.batch.x, pool_norm); // (segments, D)
-                    work.show(HourglassStage::PooledNormed);
-                    let caches = &mut StackCaches(rows, MIDDLE);
-                    middle.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (segments, D)
-                    scatter_middle(rows, work)?;
-                }
-                waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-                Ok(())
-            },
-        )
+        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
+            keep_last_closed(rows, waiting)?;
+            while gather_segments(middle, rows, waiting, work)? {
+                layer_norm(&self.compute, &mut work.batch.x, pool_norm); // (segments, D)
+                work.show(HourglassStage::PooledNormed);
+                let caches = &mut StackCaches(rows, MIDDLE);
+                middle.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (segments, D)
+                scatter_middle(rows, work)?;
+            }
+            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+            Ok(())
+        })
     }
 
     /// Finish step: upsample + residual → post stack → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(
-            StepStatus::Unfinished,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, unfinished, work| {
-                if let Some(PooledWeights { post, .. }) = &self.pooled {
-                    count_post(rows, unfinished, work)?;
-                    while gather_upsampled(post, rows, unfinished, work)? {
-                        select_wanted(rows, work)?;
-                        let Work { batch, wanted, stack, .. } = &mut *work;
-                        let caches = &mut StackCaches(rows, POST);
-                        post.forward_wanted(&self.compute, &mut batch.x, &batch.positions, wanted, caches, stack)?; // (wanted, D)
-                        scatter_post(rows, unfinished, work)?;
-                    }
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            if let Some(PooledWeights { post, .. }) = &self.pooled {
+                count_post(rows, unfinished, work)?;
+                while gather_upsampled(post, rows, unfinished, work)? {
+                    select_wanted(rows, work)?;
+                    let Work { batch, wanted, stack, .. } = &mut *work;
+                    let caches = &mut StackCaches(rows, POST);
+                    post.forward_wanted(&self.compute, &mut batch.x, &batch.positions, wanted, caches, stack)?; // (wanted, D)
+                    scatter_post(rows, unfinished, work)?;
                 }
-                gather_wanted(rows, unfinished, work)?; // (wanted, D)
-                work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
-                for &index in unfinished {
-                    let state = state(rows, index)?;
-                    state.finished = state.pre.len();
-                }
-                Ok(())
-            },
-        )
+            }
+            gather_wanted(rows, unfinished, work)?; // (wanted, D)
+            work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
+            for &index in unfinished {
+                let state = state(rows, index)?;
+                state.finished = state.pre.len();
+            }
+            Ok(())
+        })
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {

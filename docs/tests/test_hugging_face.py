@@ -42,7 +42,7 @@ def test_openai_streams_tokens(server: Server) -> None:
         whole: Any = client.completions.create(**asked)
         *pieces, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     text = "".join(piece.choices[0].text for piece in pieces)
-    assert len(pieces) > 5 and text == whole.choices[0].text
+    assert len(pieces) > 1 and text == whole.choices[0].text
     assert last.usage == whole.usage and last.usage.completion_tokens == 40
     assert last.usage.prompt_tokens != len(PROMPT) == last.usage.prompt_text_chars
     assert last.usage.completion_text_chars == len(text)

@@ -27,7 +27,7 @@ def test_answer_equals_openais_client(http_server: Any, model: Any) -> None:
 
 def test_stream_and_batch(model: Any) -> None:
     pieces = list(model.stream(PROMPT))
-    assert len(pieces) > 5 and "".join(pieces) == model.invoke(PROMPT)
+    assert len(pieces) > 1 and "".join(pieces) == model.invoke(PROMPT)
     # One request with two prompts.
     prompts = [PROMPT, "a river "]
     assert model.batch(prompts) == [model.invoke(prompt) for prompt in prompts]

@@ -2,8 +2,9 @@
 
 | data | page |
 |---|---|
-| times in `docs/latency-report.json`, from `weir-loadtest report`, and bits in the `card.json` of `hourglass-english` and its unpooled baseline | block `pooling` of `README.md` and `docs/benchmarks.md`; `docs/pooling-light.svg`, `docs/pooling-dark.svg` |
+| `docs/latency-report.json`, from `weir-loadtest report` | block `pooling` of `README.md` and `docs/benchmarks.md`; `docs/pooling-light.svg`, `docs/pooling-dark.svg` |
 | `docs/llama-cpp.json`, from `benches/against_llama_cpp.py` | block `kernels` of the same pages |
+| `docs/shapes.json`, `summaries.json` and `constraints.json`, from `weir bench`, and `docs/typing-*.json`, from `weir-loadtest run` | blocks `shapes`, `documents`, `constraints` and `typing` of `docs/benchmarks.md` |
 | `card.json` of each shipped model | block `shipped` of `docs/models.md` |
 | `models/results.json`, from `training.report` | block `comparison` of `models/training/README.md`; `models/pareto.svg` |
 """
@@ -45,7 +46,13 @@ def write(out=REPOSITORY):
     front = {"pooling": pooling(pair), "kernels": kernels(read("docs/llama-cpp.json"))}
     blocks = {
         "README.md": front,
-        "docs/benchmarks.md": front,
+        "docs/benchmarks.md": front
+        | {
+            "shapes": shapes(read("docs/shapes.json")),
+            "constraints": constraints(read("docs/constraints.json")),
+            "documents": documents(*read("docs/summaries.json")),
+            "typing": typing({editors: read(f"docs/typing-{editors}.json") for editors in (1, 16)}),
+        },
         "docs/models.md": {"shipped": shipped()},
         "models/training/README.md": {"comparison": table.markdown(methods, speed)},
     }
@@ -105,18 +112,14 @@ def compared(reports):
                 return {
                     "times": [model["medians"]["total_ns"] / 1e6 for model in (plain, pooled)],
                     "gain": pooled["gains"]["total"],
-                    **quality(),
+                    "bits": [model["bits_per_char"] for model in (plain, pooled)],
+                    "difference": pooled["bits_difference"],
+                    "scored": re.sub(r"\d+", lambda count: f"{int(count[0]):,}", comparison["scored"]),
                     "prompt": workload["prompt_chars"],
                     "answer": workload["output_chars"],
                     "rounds": comparison["complete"],
                 }
     raise ValueError(f"no comparison of {MODEL} with {BASELINE}")
-
-
-def quality():
-    """Returns the bits per byte of the pair on the whole test text, as their cards have them, and how much text that is."""
-    cards = [read(f"models/{folder}/card.json")["bpc"][0] for folder in (f"compared/{BASELINE}", MODEL)]
-    return {"bits": [card["bpc"] for card in cards], "scored": f"{cards[0]['scored']:,} bytes of held-out text"}
 
 
 def gain(pair):
@@ -125,19 +128,19 @@ def gain(pair):
 
 
 def difference(pair):
-    plain, pooled = (round(bits, 3) for bits in pair["bits"])
-    return f"{pooled - plain:+.3f}".replace("-", "−")
+    found, low, high = (f"{pair['difference'][key]:+.3f}".replace("-", "−") for key in ("difference", "low", "high"))
+    return found, f"{low} to {high}"
 
 
 def pooling(pair):
     """Returns the figures as a Markdown table."""
     time, bits = pair["times"], pair["bits"]
-    ratio, interval = gain(pair)
+    (ratio, ratio_interval), (fewer, bits_interval) = gain(pair), difference(pair)
     lines = [
         "| same training text, same size | without pooling | with pooling | ratio or difference (95 %) |",
         "|---|---|---|---|",
-        f"| time of an answer | {time[0]:.0f} ms | **{time[1]:.0f} ms** | {ratio} ({interval}) |",
-        f"| bits per byte | {bits[0]:.3f} | **{bits[1]:.3f}** | {difference(pair)} |",
+        f"| time of an answer | {time[0]:.0f} ms | **{time[1]:.0f} ms** | {ratio} ({ratio_interval}) |",
+        f"| bits per byte | {bits[0]:.3f} | **{bits[1]:.3f}** | {fewer} ({bits_interval}) |",
     ]
     return "\n".join(lines)
 
@@ -156,16 +159,59 @@ def kernels(found):
     return "\n".join(lines)
 
 
+def shapes(found):
+    """Returns characters a second of two models, A with pooling and B without: two lines for each batch, a column for each type."""
+    speeds = defaultdict(dict)
+    for row in found:
+        dtype, load = row["a"]["dtype"], counted(row["batch"], "sequence")
+        speeds[f"{load}, without pooling"][dtype] = f"{row['b']['chars_per_second']:,.0f}"
+        speeds[f"{load}, with pooling"][dtype] = f"{row['a']['chars_per_second']:,.0f} ({row['ratio']['median']:.1f}×)"
+    types = list(next(iter(speeds.values())))
+    return rows_of((f"characters a second, context {found[0]['context']}", *types), [(load, *cells.values()) for load, cells in speeds.items()])
+
+
+def constraints(found):
+    """Returns the cost of masks and the speed of a record relative to free text, with the 10th and 90th percentiles, and compile times."""
+    rows = [(row["batch"], median_of(row["mask"]), median_of(row["record"]), f"{row['compile_ms']['median']:.0f} ms") for row in found]
+    return rows_of(("sequences", "time of a step", "speed of a JSON record", "schema of 10 kB"), rows)
+
+
+def documents(found):
+    """Returns the times of one batch of summaries by two models, A with pooling and B without."""
+    pair = [found[key] for key in "ab"]
+    batch = found["batch"]
+    rows = [
+        ("encode a document", *(f"{model['encode_ns'] / 1e9:.1f} s" for model in pair)),
+        (f"one token of each of {batch} summaries", *(f"{model['decode_ns_per_token'] / 1e6:.0f} ms" for model in pair)),
+        (f"{batch} summaries", *(f"{model['request_ns'] / 1e9:.0f} s" for model in pair)),
+    ]
+    return rows_of(("DeepPyramidion, 6 + 6 layers × 768", "with pooling", "without"), rows)
+
+
+def typing(reports):
+    """Returns what editors waited for completions, by their number, and the share of keystrokes that completions save."""
+    rows = []
+    for editors, ((report,),) in ((editors, [part["parts"] for part in found]) for editors, found in reports.items()):
+        edits = report["point"]["figures"]["edits"]
+        waited = [f"{edits['keystroke_ns'][rank] / 1e6:.1f} ms" for rank in ("p50", "p99")]
+        rows.append((editors, *waited, f"{edits['saved_by_first_three'] / edits['keystrokes']:.0%}".replace("%", " %")))
+    return rows_of(("editors", "keystroke to completions, p50", "p99", "keystrokes saved"), rows)
+
+
+def median_of(spread):
+    return f"{spread['median']:.2f} ({spread['p10']:.2f} to {spread['p90']:.2f})"
+
+
 def counted(count, noun):
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def drawn(pair, colours):
     """Returns the picture: a panel of times and a panel of bits, each with a bar without and one with pooling."""
-    ratio, interval = gain(pair)
+    (ratio, ratio_interval), (fewer, bits_interval) = gain(pair), difference(pair)
     panels = [
-        panel(12, "Time of an answer, ms", [f"{value:.0f}" for value in pair["times"]], pair["times"], f"{ratio} faster", interval),
-        panel(12 + PANEL + 20, "Bits per byte of text (fewer is better)", [f"{value:.3f}" for value in pair["bits"]], pair["bits"], difference(pair), ""),
+        panel(12, "Time of an answer, ms", [f"{value:.0f}" for value in pair["times"]], pair["times"], f"{ratio} faster", ratio_interval),
+        panel(12 + PANEL + 20, "Bits per byte of text (fewer is better)", [f"{value:.3f}" for value in pair["bits"]], pair["bits"], fewer, bits_interval),
     ]
     foot = f"{pair['prompt']} bytes read and {pair['answer']} written, over gRPC; medians of {pair['rounds']} rounds. Bits: {pair['scored']}."
     style = "".join(f".{name}{{fill:{colour}}}" for name, colour in colours.items())
@@ -187,8 +233,7 @@ def panel(left, title, labels, values, result, interval):
         parts.append(f'<text class="soft" x="{left}" y="{top + 13}">{name}</text>')
         parts.append(f'<rect class="{kind}" x="{left}" y="{top + 20}" width="{width:.1f}" height="{BAR}" rx="3"/>')
         parts.append(f'<text class="text" x="{left + width + 8:.1f}" y="{top + 41}" font-weight="600">{labels[index]}</text>')
-    told = f"{result} (95 %: {interval})" if interval else result
-    parts.append(f'<text class="pooled" x="{left + PANEL - 20}" y="115" text-anchor="end" font-weight="600">{escape(told)}</text>')
+    parts.append(f'<text class="pooled" x="{left + PANEL - 20}" y="115" text-anchor="end" font-weight="600">{escape(f"{result} (95 %: {interval})")}</text>')
     return "\n".join(parts)
 
 

@@ -446,7 +446,7 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
         let mut main = configuration.alone();
         let mut history: Vec<u32> = Vec::new();
         let mut furthest = 0;
-        for _ in 0..12 {
+        for _ in 0..if long_runs() { 12 } else { 6 } {
             // Rolls back to any available position, then feeds other text in one chunk or symbol by symbol.
             let len = history.len();
             let earliest = main.rows[0].state.earliest();

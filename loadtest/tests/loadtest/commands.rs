@@ -60,7 +60,7 @@ fn a_report_measures_every_model_and_compares_models_of_each_kind() {
     let served = serve(vec![Script { first: ms(60), ..script("a") }, reader("long"), script("b"), reader("short")]);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
-    let short = "--duration 250ms --warm-up 0 --output-chars 4 --rounds 8 --warm-up-rounds 0 --concurrency 1,2 --from 16 --to 32 \
+    let short = "--duration 100ms --warm-up 0 --output-chars 4 --rounds 8 --warm-up-rounds 0 --concurrency 1,2 --from 64 --to 128 \
                  --refine 0";
     let mix = "--workload kind=generate,name=texts --workload kind=summarize,name=documents,prompt-chars=40";
     let output = served.run(&format!("report @ {short} {mix} --json {} --markdown {}", file("a.json"), file("a.md")));
@@ -71,7 +71,7 @@ fn a_report_measures_every_model_and_compares_models_of_each_kind() {
     for step in [
         "a, b, comparison in 8 rounds",
         "a, closed loop, 1 at a time",
-        "a, open loop, Poisson arrivals, 16.0 requests/s",
+        "a, open loop, Poisson arrivals, 64.0 requests/s",
         &format!("wrote {}", file("a.md")),
     ] {
         assert!(progress.lines().any(|line| line == format!("weir-loadtest: {step}")), "{step}\n{progress}");

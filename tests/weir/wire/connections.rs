@@ -345,6 +345,7 @@ async fn wrong_encodings_are_reported() {
 /// Connects with an initial stream window of `window` bytes.
 pub(super) async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
     let tcp = TcpStream::connect(address).await.unwrap();
+    tcp.set_nodelay(true).unwrap();
     let (sender, connection) = Builder::new().initial_window_size(window).handshake::<_, Bytes>(tcp).await.unwrap();
     tokio::spawn(connection);
     sender

@@ -30,6 +30,7 @@ const NOT_SETTINGS: [&str; 5] = ["config", "print-config", "check-config", "help
 /// and `--version`, that error holds the text to print.
 pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), clap::Error> {
     let command = with_old_variable(without_empty(Cli::command()));
+    let arguments = &with_joined_switches(&command, arguments);
     let mut sources = SettingSources::default();
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     let mut entries = Vec::new();
@@ -46,6 +47,24 @@ pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), cla
     check_in_process_flags(&command, &matches)?;
     sources.flag_origins = FlagOrigins::of(&command, &matches);
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
+}
+
+/// Joins values of switches to their flags: `--late-headers false` is `--late-headers=false`, because `false` is no checkpoint.
+fn with_joined_switches(command: &Command, arguments: &[OsString]) -> Vec<OsString> {
+    let mut joined: Vec<OsString> = Vec::with_capacity(arguments.len());
+    for argument in arguments {
+        let is_value = argument.to_str().and_then(parse_switch).is_some();
+        let flag = joined.last().and_then(|last| setting(command, last.to_str()?.strip_prefix("--")?));
+        let takes_value = is_value && flag.is_some_and(Arg::is_require_equals_set);
+        match joined.last_mut().filter(|_| takes_value) {
+            Some(flag) => {
+                flag.push("=");
+                flag.push(argument);
+            }
+            None => joined.push(argument.clone()),
+        }
+    }
+    joined
 }
 
 /// Records the flags on the command line whose values are secrets, flags of subcommands included.

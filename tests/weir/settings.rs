@@ -108,6 +108,15 @@ fn printed_settings_can_be_read_as_a_file() {
     let output_text = serve(&environment, &texts(&["--print-config"])).unwrap();
     assert!(output_text.contains("late-headers = true # WEIR_LATE_HEADERS\n"), "{output_text}");
     assert!(output_text.contains("# tls-cert: not set\n"), "{output_text}");
-    assert!(serve(&[], &texts(&["--print-config", "--late-headers"])).unwrap().contains("late-headers = true"));
+    // A switch may have a value, but a checkpoint after it is none.
+    for (given, printed) in [
+        (&["--late-headers"][..], "late-headers = true"),
+        (&["--late-headers", "no"], "late-headers = false"),
+        (&["--late-headers", "a"], "model = [\"a\"]"),
+        (&["--http-metrics", "open", "a"], "http-metrics = \"open\""),
+    ] {
+        let shown = serve(&[], &texts(&[&["--print-config"][..], given].concat())).unwrap();
+        assert!(shown.contains(printed), "{given:?}\n{shown}");
+    }
     assert!(first.contains("# listen: not set\n") && first.contains("# tls-cert: not set\n"), "{first}");
 }

@@ -401,7 +401,7 @@ pub(super) struct TransportArgs {
     /// Serve /metrics, without the histograms, on the HTTP port too, for routers that scrape the port that they send requests to:
     /// `keyed` to clients that may call the server, which send a key if there are keys, and `open` to all clients.
     #[arg(long, value_name = "MODE", env = "WEIR_HTTP_METRICS", default_value = "off", num_args = 0..=1,
-        require_equals = true, default_missing_value = "keyed")]
+        default_missing_value = "keyed")]
     http_metrics: String,
 }
 

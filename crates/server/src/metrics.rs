@@ -526,7 +526,7 @@ per_model! {
     kv_usage: FloatGauge = FloatGauge::default(), ["" [""]],
         "kv_cache_usage_ratio", "Share of the key-value memory that requests use: 1 is all of it";
     cache_config: CacheConfig = CacheConfig::default(), ["" [""]],
-        "cache_config", "Symbols in a block of the segment cache, and blocks that fit into it";
+        "cache_config", "Symbols in a block of the segment cache, and blocks that fit into it, whatever their text";
     kv_bytes: Gauge = Gauge::default(), ["" [""]], "kv_cache_used_bytes", "Bytes of key-value pages that requests use";
     kv_limit: Gauge = Gauge::default(), ["" [""]], "kv_cache_limit_bytes", "Maximum bytes of key-value pages";
     preemptions: Counter = Counter::default(), ["" [""]],
@@ -622,7 +622,7 @@ impl Families {
         registry.register("vllm:num_requests_waiting", "Requests that wait for a row", self.waiting.clone());
         let help = "Share of the key-value memory that requests use: 1 is all of it";
         registry.register("vllm:kv_cache_usage_perc", help, self.kv_usage.clone());
-        let help = "Symbols in a block of the segment cache, and blocks that fit into it";
+        let help = "Symbols in a block of the segment cache, and blocks that fit into it, whatever their text";
         registry.register("vllm:cache_config", help, self.cache_config.clone());
         registry
     }

@@ -115,7 +115,7 @@ impl<'a> DecodeBench<'a> {
             let (elapsed, middle) = self.round()?;
             recorder.record(elapsed, middle, &self.rows);
         }
-        self.model.segment_step(&mut self.rows, &self.all, &mut self.scratch)?;
+        contract::segment_steps(self.model, &mut self.rows, &self.all, &mut self.scratch)?;
         self.model.finish_step(&mut self.rows, &self.all, &mut self.scratch)?;
         let run = recorder.finish(self.model, &self.rows);
         let context = self.plan.context;

@@ -8,6 +8,7 @@ use weir::models::checkpoint::weights::shapes_in;
 use weir::models::contract::state_ref;
 use weir::models::convert::convert;
 use weir::models::family::blt::{BltStage, BltState, HashedNgrams, MAX_REQUESTED_PATCH, Work};
+use weir::models::nn::kv_cache::KvCache;
 
 fn golden(case: &str) -> Golden {
     Golden::open(&golden_data("blt").join(case))
@@ -255,6 +256,7 @@ fn a_long_text_takes_bounded_memory() {
         let mut alone = Alone::new(&*model, BoundaryOptions { threshold, ..BoundaryOptions::default() });
         let patch = threshold.map_or(100, |_| MAX_REQUESTED_PATCH);
         let local = model.bytes_for(patch + 2000);
+        let mut peak = (0, 0);
         for part in ids.chunks(500) {
             alone.feed_for(part, Want::Last);
             let state: &BltState = state_ref(&*alone.rows[0].state).unwrap();
@@ -262,6 +264,15 @@ fn a_long_text_takes_bounded_memory() {
             let held = (state.bytes(), state.own_bytes());
             let limit = local + global;
             assert!(held.0 <= limit && held.1 <= 1 << 19, "{held:?} at {} symbols, the limit is {limit}", state.len());
+            // nothing but the global transformer's keys and values grows, apart from a page that is not full
+            let page = |cache: &KvCache| cache.layout().page_bytes();
+            let pages = page(&state.patcher) + page(&state.encoder) + page(&state.decoder);
+            let flat = (state.bytes() - global, state.own_bytes() - state.global.own_bytes());
+            if state.len() <= symbols / 2 {
+                peak = (peak.0.max(flat.0), peak.1.max(flat.1));
+            } else {
+                assert!(flat.0 <= peak.0 + pages && flat.1 <= peak.1, "{flat:?} at {} symbols: {peak:?}", state.len());
+            }
         }
         alone.rows[0].state.segments()
     };
@@ -269,6 +280,48 @@ fn a_long_text_takes_bounded_memory() {
     assert_eq!(with(Some(50.0), 100_000), 1 + 99_999 / MAX_REQUESTED_PATCH);
     let symbols = if long_runs() { 100_000 } else { 10_000 };
     assert!((symbols / 10..symbols / 5).contains(&with(None, symbols)));
+}
+
+/// The steps that read a long patch change no bit. Between them other rows are fed.
+#[test]
+fn a_long_patch_takes_several_steps() {
+    const PATCH: usize = 40;
+    let folder = copied(&golden_data("blt").join("published_form"));
+    edit_json(&folder.path().join("config.json"), |config| {
+        config["patching_threshold"] = 50.0.into();
+        config["max_patch_length"] = PATCH.into();
+    });
+    let ids = golden("published_form").ids("s2.ids").repeat(2);
+    for dtype in [Dtype::F32, Dtype::Int8] {
+        let model = load(folder.path(), &Settings { dtype, ..settings() }).unwrap();
+        let complete = full(&*model, &ids, &BoundaryOptions::default());
+        let begin = |part: usize| {
+            let mut alone = Alone::new(&*model, BoundaryOptions::default());
+            work_mut::<Work>(&mut alone.scratch).unwrap().closing_symbols = Some(part);
+            alone
+        };
+        for (part, size) in [(1, ids.len()), (1, 50), (7, ids.len()), (7, 1), (39, 700)] {
+            let mut alone = begin(part);
+            let (logits, marks): (Vec<_>, Vec<_>) = ids.chunks(size).map(|chunk| alone.feed(chunk)).unzip();
+            assert!((logits.concat(), marks.concat()) == complete, "{} by {size}, {part} a step", dtype.name());
+        }
+        let mut alone = begin(7);
+        alone.feed(&ids[..PATCH]);
+        let last = &ids[PATCH..=PATCH];
+        let expected = &complete.0[PATCH * model.card().vocabulary.len()..][..model.card().vocabulary.len()];
+        alone.rows[0].set(last, Want::All);
+        model.symbol_step(&mut alone.rows, &[0], &mut alone.scratch).unwrap();
+        let mut steps = 0;
+        while alone.rows[0].status == StepStatus::Waiting {
+            let fork = SequenceRow::new(alone.rows[0].state.fork());
+            assert_eq!(Alone::from(&*model, fork).feed(last).0, expected);
+            model.segment_step(&mut alone.rows, &[0], &mut alone.scratch).unwrap();
+            steps += 1;
+        }
+        model.finish_step(&mut alone.rows, &[0], &mut alone.scratch).unwrap();
+        // the symbol step has read the first part
+        assert!(steps == PATCH.div_ceil(7) - 1 && alone.rows[0].logits == expected, "{steps}");
+    }
 }
 
 #[test]

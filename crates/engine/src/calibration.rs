@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use weir_kernels::error::{Error, Result};
 use weir_kernels::sync::lock;
-use weir_models::contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want, advance};
+use weir_models::contract::{
+    BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want, advance, segment_steps,
+};
 use weir_models::usage::MAX_LEVELS;
 
 /// Numbers of rows that are fed one symbol each.
@@ -479,7 +481,7 @@ fn timed_step(model: &dyn Model, rows: &mut [SequenceRow], scratch: &mut Scratch
     model.symbol_step(rows, &which, scratch)?;
     let fed = Instant::now();
     let closes = rows[0].status == StepStatus::Waiting;
-    model.segment_step(rows, &which, scratch)?;
+    segment_steps(model, rows, &which, scratch)?;
     let closed = Instant::now();
     model.finish_step(rows, &which, scratch)?;
     let sample = StepSample {

@@ -5,7 +5,8 @@
 //!
 //! 1. A *symbol step* feeds each row one symbol (decode) or many (a prefill chunk) and decides where segments end. Rows that
 //!    closed a segment are then [`Waiting`](StepStatus::Waiting), all others [`Unfinished`](StepStatus::Unfinished).
-//! 2. A *segment step* runs the middle stack over the segments just closed. Its rows are then unfinished.
+//! 2. A *segment step* runs the middle stack over the segments just closed. Its rows are then unfinished; a row whose segment is too
+//!    long for one step still waits.
 //! 3. A *finish step* computes the logits of unfinished rows, which are then [`Ready`](StepStatus::Ready).
 //!
 //! The caller chooses when waiting rows run ([`is_due`]). They finish together with rows that
@@ -53,8 +54,8 @@ pub trait Model: Send + Sync {
     /// `OutOfPages` if the key-value pool is exhausted. The rows of a failed step are lost: drop them.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished. Skips others. Fails as a symbol
-    /// step does. Without segments no row waits.
+    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished, but a row whose segment is too long for
+    /// one step still waits for the next. Skips others. Fails as a symbol step does. Without segments no row waits.
     fn segment_step(&self, _rows: &mut [SequenceRow], _which: &[usize], _scratch: &mut Scratch) -> Result<()> {
         Ok(())
     }
@@ -378,8 +379,21 @@ impl Card {
 pub fn advance(model: &dyn Model, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
     model.symbol_step(rows, which, scratch)?;
     which.iter().try_for_each(|&row| rows[row].failure.take().map_or(Ok(()), Err))?;
-    model.segment_step(rows, which, scratch)?;
+    segment_steps(model, rows, which, scratch)?;
     model.finish_step(rows, which, scratch)
+}
+
+/// Runs segment steps until no row of `which` waits. Fails as [`Model::segment_step`] does.
+pub fn segment_steps(
+    model: &dyn Model,
+    rows: &mut [SequenceRow],
+    which: &[usize],
+    scratch: &mut Scratch,
+) -> Result<()> {
+    while which.iter().any(|&row| rows[row].status == StepStatus::Waiting) {
+        model.segment_step(rows, which, scratch)?;
+    }
+    Ok(())
 }
 
 /// One sequence's state: what the model keeps of the symbols fed so far. Dropping it frees its pages.

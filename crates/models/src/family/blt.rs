@@ -23,11 +23,11 @@ use crate::family::{Blueprint, Parts, TensorSpec};
 use crate::nn::attention::FeedForward;
 use crate::nn::kv_cache::KvCache;
 use crate::nn::mamba2::{HybridLayer, HybridStack, HybridWork, Mixer};
-use crate::nn::position::{PositionScheme, Rotary};
+use crate::nn::position::{PositionScheme, RoundedRotary};
 use crate::nn::window::{CHUNK, ROLLBACK, Window};
 use crate::nn::{Activation, ConfigError, Position, sized};
 use serde::Deserialize;
-use std::{path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 use weir_kernels::attention::{POSITIONS, PageLayout};
 use weir_kernels::distribution::entropy;
 use weir_kernels::error::{Error, Result};
@@ -168,7 +168,7 @@ const MAX_ROWS: usize = 1 << 30;
 /// Maximum of [`Architecture::max_patch`].
 const MAX_PATCH: usize = 1 << 24;
 
-/// Maximum symbols of a patch of a request that sets another threshold than the model's: closing a patch takes as long as it is.
+/// Maximum symbols of a patch of a request that sets another threshold than the model's: all of them are kept until it closes.
 pub const MAX_REQUESTED_PATCH: usize = 4096;
 
 /// Maximum of [`Architecture::patch_vectors`].
@@ -296,8 +296,12 @@ pub struct BltState {
     pub finished: usize,
     /// The encoder's outputs at the symbols in flight, and then the decoder's: (symbols, E).
     hidden: Vec<f32>,
+    /// Width k·E of a patch's vectors.
+    patch_width: usize,
     /// Vectors of the patches that symbols in flight closed: (patches, k·E).
     closed_vectors: Vec<f32>,
+    /// The next patch without vectors, if it is long and was partly read.
+    long: LongPatch,
     /// The decoder's keys and values of a closed patch.
     context: PatchContext,
     /// A patch ends with a symbol after which the entropy is above this.
@@ -312,6 +316,18 @@ struct LocalWindows {
     patcher: Window,
     encoder: Window,
     decoder: Window,
+}
+
+/// A closed patch that several steps read: first the maximum of its symbols, then attention to them.
+#[derive(Default)]
+struct LongPatch {
+    /// Symbols in `maximum`, the maximum of the encoder's outputs: (E).
+    compared: usize,
+    maximum: Vec<f32>,
+    /// Symbols in `mixed` and `sums`, which are as in [`ClosingWork`] for one patch.
+    attended: usize,
+    mixed: Vec<f32>,
+    sums: Vec<SoftmaxSum>,
 }
 
 /// Keys and values of one patch, for each cross-attention of the decoder. Computed from the global transformer's output, so a
@@ -332,6 +348,11 @@ impl BltState {
         self.patch_ends.len().saturating_sub(self.global.len())
     }
 
+    /// The closed patches whose vectors are not known.
+    fn patches_without_vectors(&self) -> Range<usize> {
+        self.global.len() + self.closed_vectors.len() / self.patch_width..self.patch_ends.len()
+    }
+
     /// Clears the vectors of the last feed, and drops symbols and patch ends that no later step needs.
     fn start_feed(&mut self) {
         self.hidden.clear();
@@ -345,10 +366,11 @@ impl BltState {
         }
     }
 
-    /// Makes room for `more` symbols in the encoder's cache. It keeps the outputs of the patch that is open after any rollback.
+    /// Makes room for `more` symbols in the encoder's cache. It keeps the outputs of patches without vectors, and of the patch that
+    /// is open after any rollback.
     fn reserve_encoder(&mut self, more: usize) -> Result<()> {
         let len = self.encoder.len();
-        let open = self.patch_ends.count_before(len.saturating_sub(ROLLBACK));
+        let open = self.patch_ends.count_before(len.saturating_sub(ROLLBACK)).min(self.patches_without_vectors().start);
         let start = self.patch_ends.start(open).unwrap_or(0);
         self.encoder.free_before(self.windows.encoder.first_kept(len).min(start));
         self.encoder.reserve(more)
@@ -377,6 +399,7 @@ impl BltState {
         self.finished = self.finished.min(len);
         self.hidden.clear();
         self.closed_vectors.clear();
+        self.long = LongPatch::default();
         self.context.patch = self.context.patch.filter(|&patch| patch < self.patch_ends.len());
     }
 
@@ -406,6 +429,7 @@ impl State for BltState {
             patch_ends: self.patch_ends.clone(),
             hidden: Vec::new(),
             closed_vectors: Vec::new(),
+            long: LongPatch::default(),
             context: PatchContext::default(),
             ..*self
         };
@@ -423,8 +447,7 @@ impl State for BltState {
         let Self { finished, .. } = *self;
         let in_flight = self.len() - finished;
         let kept = len.saturating_sub(finished);
-        let waiting = self.waiting_patches();
-        let global_ran = waiting == 0 && !self.closed_vectors.is_empty();
+        let global_ran = self.waiting_patches() == 0 && !self.closed_vectors.is_empty();
         if !(1..=in_flight).contains(&kept) || global_ran || len < self.earliest() {
             return Err(Error::Internal(format!(
                 "cannot cut at {len} of {finished} and {in_flight} symbols in flight"
@@ -434,8 +457,8 @@ impl State for BltState {
         self.patcher.truncate(len);
         self.encoder.truncate(len);
         self.patch_ends.truncate(len);
-        let width = self.closed_vectors.len() / waiting.max(1);
-        self.closed_vectors.truncate(self.waiting_patches() * width);
+        self.closed_vectors.truncate(self.waiting_patches() * self.patch_width);
+        self.long = LongPatch::default();
         self.hidden.truncate(self.hidden.len() / in_flight * kept);
         Ok(())
     }
@@ -468,8 +491,11 @@ impl State for BltState {
     }
 
     fn own_bytes(&self) -> usize {
-        let floats = self.hidden.capacity() + self.closed_vectors.capacity() + self.context.rows.capacity();
+        let LongPatch { maximum, mixed, sums, .. } = &self.long;
+        let vectors = [&self.hidden, &self.closed_vectors, &self.context.rows, maximum, mixed];
+        let floats: usize = vectors.into_iter().map(Vec::capacity).sum();
         let lists = self.recent.own_bytes() + self.patch_ends.own_bytes() + floats * size_of::<f32>();
+        let lists = lists + sums.capacity() * size_of::<SoftmaxSum>();
         size_of::<Self>() + lists + self.caches().into_iter().map(KvCache::own_bytes).sum::<usize>()
     }
 }
@@ -500,6 +526,8 @@ pub enum BltStage {
 pub struct Work {
     /// Receives vectors of each stage.
     pub watcher: Option<Watcher<BltStage>>,
+    /// Symbols of a closed patch to which a step attends at most; [`CLOSING_SYMBOLS`] if `None`.
+    pub closing_symbols: Option<usize>,
     layers: HybridWork,
     quantized: QuantizedRows,
     /// Vectors of the stack that runs, and their positions.
@@ -533,6 +561,12 @@ struct NgramWork {
 /// Symbols whose keys and values are computed at once when patches close.
 const CLOSING_BLOCK: usize = 512;
 
+/// Symbols of a closed patch to which a step attends. A longer patch takes several steps, between which other rows are fed.
+const CLOSING_SYMBOLS: usize = 1024;
+
+/// Symbols of a closed patch that a step adds to its maximum, in multiples of [`CLOSING_SYMBOLS`]: that takes less time.
+const COMPARED: usize = 16;
+
 /// Buffers of the vectors of patches that close. I = E.
 #[derive(Default)]
 struct ClosingWork {
@@ -553,10 +587,22 @@ struct ClosingWork {
     delta: Vec<f32>,
 }
 
+/// A patch that closes, from `start` to before `end`.
 struct ClosingPatch {
     sequence: usize,
     start: usize,
     end: usize,
+    /// End of the symbols that are in its maximum.
+    compared: usize,
+    /// The symbols to which this step attends; none before all are in its maximum.
+    part: Range<usize>,
+}
+
+impl ClosingPatch {
+    /// True if this step attends to the last of its symbols.
+    fn is_complete(&self) -> bool {
+        self.part.end == self.end
+    }
 }
 
 /// Buffers of the decoder's cross-attention.
@@ -811,9 +857,11 @@ impl Model for Blt {
             },
             patch_ends: SegmentEnds::default(),
             finished: 0,
+            patch_width: self.patch_vectors * dim,
             // enough for a decode step, which then never reallocates
             hidden: Vec::with_capacity(dim),
             closed_vectors: Vec::with_capacity(self.patch_vectors * dim),
+            long: LongPatch::default(),
             context: PatchContext { patch: None, rows: Vec::with_capacity(self.context_len()) },
             threshold,
             max_patch,
@@ -832,7 +880,7 @@ impl Model for Blt {
             self.encoder.forward(&self.compute, x, positions, caches, &mut [], layers)?; // (symbols, E)
             work.show(BltStage::Encoded);
             self.decide(rows, which, work)?; // (symbols)
-            self.close_patches(rows, work)?; // (patches, k·E)
+            self.close_patches(rows, which, work)?; // (patches, k·E)
         }
         for &index in which {
             let waits = state(rows, index)?.waiting_patches() > 0;
@@ -841,10 +889,11 @@ impl Model for Blt {
         Ok(())
     }
 
-    /// Segment step, for rows that closed a patch: global transformer.
+    /// Segment step, for rows that closed a patch: global transformer. A row with a long patch waits until all of it is read.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
+            self.close_patches(rows, waiting, work)?; // (patches, k·E)
             while self.gather_patches(rows, waiting, work)? {
                 let caches = &mut StackCaches(rows, GLOBAL);
                 let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
@@ -856,7 +905,11 @@ impl Model for Blt {
                     global.advance(1);
                 }
             }
-            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+            for &index in waiting {
+                if state(rows, index)?.waiting_patches() == 0 {
+                    rows[index].status = StepStatus::Unfinished;
+                }
+            }
             Ok(())
         })
     }
@@ -1048,9 +1101,8 @@ impl Blt {
         Ok(())
     }
 
-    /// Stores the encoder's outputs and the decisions in the rows, and lists the patches that close.
-    fn decide(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        work.closing.patches.clear();
+    /// Stores the encoder's outputs and the decisions in the rows.
+    fn decide(&self, rows: &mut [SequenceRow], which: &[usize], work: &Work) -> Result<()> {
         let predictions = work.logits.chunks_exact(self.patcher_head.outputs());
         for ((Position { sequence, index }, x), logits) in work.batch.iter().zip(predictions) {
             let row = &mut rows[sequence];
@@ -1066,7 +1118,6 @@ impl Blt {
             state.hidden.extend_from_slice(x);
             if boundary {
                 state.patch_ends.push(index);
-                work.closing.patches.push(ClosingPatch { sequence, start, end: index });
             }
         }
         for (&index, processed) in which.iter().zip(&work.processed) {
@@ -1077,59 +1128,131 @@ impl Blt {
         Ok(())
     }
 
-    /// Appends the vectors of the patches that close, (k·E) each, to their states: queries from the maximum of the encoder's
-    /// outputs, which read the patch's symbols.
-    fn close_patches(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
-        let Work { closing, quantized, .. } = &mut *work;
-        let ClosingWork { patches, maxima, vectors, normed, queries, outputs, memory, mixed, sums, delta } = closing;
-        if patches.is_empty() {
-            return Ok(());
-        }
-        let compute = &self.compute;
-        let dim = self.encoder.dim;
-        let cross = &self.encoder_cross;
-        let maxima = sized(maxima, patches.len() * dim); // (patches, E)
-        for (patch, maximum) in patches.iter().zip(maxima.chunks_exact_mut(dim)) {
-            let encoder = &state(rows, patch.sequence)?.encoder;
-            maximum.copy_from_slice(encoder.output(patch.start));
-            for position in patch.start + 1..=patch.end {
-                maximum.iter_mut().zip(encoder.output(position)).for_each(|(max, &x)| *max = max.max(x));
+    /// Lists the patches of `which` that need vectors, up to a long one in each row.
+    fn list_closing(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        let longest = work.closing_symbols.unwrap_or(CLOSING_SYMBOLS);
+        let patches = &mut work.closing.patches;
+        patches.clear();
+        for &sequence in which {
+            let state = state(rows, sequence)?;
+            let LongPatch { compared, attended, .. } = state.long;
+            for patch in state.patches_without_vectors() {
+                let missing = || Error::Internal(format!("patch {patch} is not kept"));
+                let start = state.patch_ends.start(patch).ok_or_else(missing)?;
+                let end = state.patch_ends.end(patch).ok_or_else(missing)? + 1;
+                let compared = end.min(start + compared + COMPARED * longest);
+                let first = start + attended;
+                let last = if compared == end { end.min(first + longest) } else { first };
+                patches.push(ClosingPatch { sequence, start, end, compared, part: first..last });
+                if end - start > longest {
+                    break;
+                }
             }
         }
-        let width = self.patch_vectors * dim;
+        Ok(())
+    }
+
+    /// Appends the vectors of the patches that close, (k·E) each, to their states: queries from the maximum of the encoder's
+    /// outputs, which read the patch's symbols. A long patch, and those after it in its row, may need more such calls.
+    fn close_patches(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        self.list_closing(rows, which, work)?;
+        if work.closing.patches.is_empty() {
+            return Ok(());
+        }
+        self.compare(rows, &mut work.closing)?; // (patches, E)
+        let compute = &self.compute;
+        let cross = &self.encoder_cross;
+        let width = self.patch_vectors * self.encoder.dim;
+        let Work { closing, quantized, .. } = &mut *work;
+        let ClosingWork { patches, maxima, vectors, normed, queries, .. } = closing;
         let vectors = sized(vectors, patches.len() * width);
         self.patch_queries.apply(compute, maxima, Epilogue::None, quantized, vectors); // (patches, k·E)
         cross.queries(compute, vectors, normed, quantized, queries); // (patches · k, I)
+        self.attend_to_symbols(rows, closing, quantized)?; // (patches · k, I)
+        self.keep_incomplete(rows, closing)?;
+        let Work { closing: ClosingWork { patches, vectors, mixed, sums, delta, .. }, quantized, watcher, .. } = work;
+        let sums = mixed.chunks_exact_mut(cross.head_dim()).zip(sums).filter(|(_, sum)| sum.sum > 0.0);
+        sums.for_each(|(mixed, sum)| sum.normalize(mixed));
+        cross.finish(compute, vectors, mixed, quantized, delta); // (patches · k, E)
+        for (patch, vectors) in patches.iter().zip(vectors.chunks_exact(width)).filter(|(patch, _)| patch.is_complete())
+        {
+            let state = state(rows, patch.sequence)?;
+            if let Some(watcher) = watcher {
+                let index = state.patches_without_vectors().start;
+                watcher(BltStage::Patch, Position { sequence: patch.sequence, index }, vectors);
+            }
+            state.closed_vectors.extend_from_slice(vectors);
+        }
+        Ok(())
+    }
+
+    /// Computes the maxima of the patches, (patches, E). Takes the progress of long ones from the rows.
+    fn compare(&self, rows: &mut [SequenceRow], closing: &mut ClosingWork) -> Result<()> {
+        let ClosingWork { patches, maxima, mixed, sums, .. } = closing;
+        let dim = self.encoder.dim;
+        let width = self.patch_vectors * dim;
+        let heads = self.patch_vectors * self.encoder_cross.heads;
+        let maxima = sized(maxima, patches.len() * dim);
         mixed.clear();
-        mixed.resize(vectors.len(), 0.0);
+        mixed.resize(patches.len() * width, 0.0);
         sums.clear();
-        sums.resize(patches.len() * self.patch_vectors * cross.heads, SoftmaxSum::default());
+        sums.resize(patches.len() * heads, SoftmaxSum::default());
+        for (index, patch) in patches.iter().enumerate() {
+            let BltState { encoder, long, .. } = state(rows, patch.sequence)?;
+            let long = std::mem::take(long);
+            let maximum = &mut maxima[index * dim..][..dim];
+            match long.compared {
+                0 => maximum.fill(f32::NEG_INFINITY),
+                _ => maximum.copy_from_slice(&long.maximum),
+            }
+            for position in patch.start + long.compared..patch.compared {
+                maximum.iter_mut().zip(encoder.output(position)).for_each(|(max, &x)| *max = max.max(x));
+            }
+            if long.attended > 0 {
+                mixed[index * width..][..width].copy_from_slice(&long.mixed);
+                sums[index * heads..][..heads].copy_from_slice(&long.sums);
+            }
+        }
+        Ok(())
+    }
+
+    /// Attends with the patches' queries to the symbols that this step reads.
+    fn attend_to_symbols(
+        &self,
+        rows: &mut [SequenceRow],
+        closing: &mut ClosingWork,
+        quantized: &mut QuantizedRows,
+    ) -> Result<()> {
+        let ClosingWork { patches, normed, queries, outputs, memory, mixed, sums, .. } = closing;
+        let dim = self.encoder.dim;
+        let cross = &self.encoder_cross;
+        let width = self.patch_vectors * dim;
         let heads = self.patch_vectors * cross.heads;
         let mut next = 0;
-        let mut from = patches[0].start;
+        let mut from = patches[0].part.start;
         while next < patches.len() {
             // the symbols of several patches, or a part of a long one's
             outputs.clear();
             let mut parts = next..next;
             let mut part_from = from;
             while parts.end < patches.len() && outputs.len() < CLOSING_BLOCK * dim {
-                let ClosingPatch { sequence, end, .. } = patches[parts.end];
+                let ClosingPatch { sequence, part: Range { end, .. }, .. } = patches[parts.end];
                 let room = CLOSING_BLOCK - outputs.len() / dim;
-                let to = (end + 1).min(part_from + room);
+                let to = end.min(part_from + room);
                 let encoder = &state(rows, sequence)?.encoder;
                 (part_from..to).for_each(|position| outputs.extend_from_slice(encoder.output(position)));
                 part_from = to;
-                if to <= end {
+                if to < end {
                     break;
                 }
                 parts.end += 1;
-                part_from = patches.get(parts.end).map_or(0, |patch| patch.start);
+                part_from = patches.get(parts.end).map_or(0, |patch| patch.part.start);
             }
-            cross.memory(compute, outputs, normed, quantized, memory); // (symbols, 2·I)
+            cross.memory(&self.compute, outputs, normed, quantized, memory); // (symbols, 2·I)
             let mut rest = &memory[..];
             for patch in next..patches.len().min(parts.end + 1) {
-                let start = if patch == next { from } else { patches[patch].start };
-                let stop = if patch == parts.end { part_from } else { patches[patch].end + 1 };
+                let start = if patch == next { from } else { patches[patch].part.start };
+                let stop = if patch == parts.end { part_from } else { patches[patch].part.end };
                 let (own, others) = rest.split_at(stop.saturating_sub(start) * 2 * dim);
                 rest = others;
                 let vectors = queries[patch * width..][..width].chunks_exact(dim);
@@ -1143,16 +1266,22 @@ impl Blt {
             next = parts.end;
             from = part_from;
         }
-        mixed.chunks_exact_mut(cross.head_dim()).zip(sums).for_each(|(mixed, sum)| sum.normalize(mixed));
-        cross.finish(compute, vectors, mixed, quantized, delta); // (patches · k, E)
-        for (patch, vectors) in patches.iter().zip(vectors.chunks_exact(width)) {
-            state(rows, patch.sequence)?.closed_vectors.extend_from_slice(vectors);
-        }
-        if let Some(watcher) = &mut work.watcher {
-            for (patch, vectors) in work.closing.patches.iter().zip(work.closing.vectors.chunks_exact(width)) {
-                let index = state(rows, patch.sequence)?.patch_ends.count_before(patch.end);
-                watcher(BltStage::Patch, Position { sequence: patch.sequence, index }, vectors);
-            }
+        Ok(())
+    }
+
+    /// Gives back the progress of long patches of which this step has not read all symbols.
+    fn keep_incomplete(&self, rows: &mut [SequenceRow], closing: &ClosingWork) -> Result<()> {
+        let dim = self.encoder.dim;
+        let width = self.patch_vectors * dim;
+        let heads = self.patch_vectors * self.encoder_cross.heads;
+        for (index, patch) in closing.patches.iter().enumerate().filter(|(_, patch)| !patch.is_complete()) {
+            state(rows, patch.sequence)?.long = LongPatch {
+                compared: patch.compared - patch.start,
+                maximum: closing.maxima[index * dim..][..dim].to_vec(),
+                attended: patch.part.end - patch.start,
+                mixed: closing.mixed[index * width..][..width].to_vec(),
+                sums: closing.sums[index * heads..][..heads].to_vec(),
+            };
         }
         Ok(())
     }
@@ -1162,14 +1291,17 @@ impl Blt {
         work.batch.positions.clear();
         for &index in waiting {
             let state = state(rows, index)?;
+            if !state.patches_without_vectors().is_empty() {
+                continue;
+            }
             let chunk = state.waiting_patches().min(CHUNK);
             self.global.reserve(&mut state.global, chunk)?;
             work.batch.extend(index, &state.global, chunk);
         }
-        let width = self.patch_vectors * self.encoder.dim;
         let Work { batch, quantized, contexts: ContextWork { vectors, .. }, .. } = work;
-        batch.fill(width, |Position { sequence, index }, x| {
+        batch.fill(self.patch_vectors * self.encoder.dim, |Position { sequence, index }, x| {
             let state = state(rows, sequence)?;
+            let width = state.patch_width;
             let first = state.patch_ends.len() - state.closed_vectors.len() / width;
             x.copy_from_slice(&state.closed_vectors[(index - first) * width..][..width]);
             Ok(())
@@ -1406,7 +1538,6 @@ impl Blueprint for BltBlueprint {
         let mut card = parts.card("blt", self)?;
         card.pooled = true;
         card.boundary_threshold = Some(a.threshold);
-        let positions = card.max_symbols;
         let ngrams = match &a.ngrams {
             None => None,
             Some(hashed) => {
@@ -1420,7 +1551,7 @@ impl Blueprint for BltBlueprint {
         };
         let dtype = parts.settings.dtype;
         let tensors = Tensors::new(&mut parts.weights, a.decoder.norm_eps, patcher_dtype(dtype));
-        let mut loader = Loader { tensors, positions };
+        let mut loader = Loader { tensors };
         let patcher_head = loader.tensors.matrix(&["patcher.head"], a.patcher.dim)?;
         let patcher = HybridStack {
             norm: Some(loader.norm("patcher.norm", &a.patcher)?),
@@ -1472,8 +1603,6 @@ fn patcher_dtype(dtype: Dtype) -> Dtype {
 
 struct Loader<'a> {
     tensors: Tensors<'a>,
-    /// Maximum symbols of a sequence.
-    positions: usize,
 }
 
 impl Loader<'_> {
@@ -1518,8 +1647,8 @@ impl Loader<'_> {
         }
         let dtype = self.tensors.store.dtype().cache_dtype();
         let layout = PageLayout { dtype, layers: stack.layers, heads, head_dim, output };
-        let rotary = Rotary::rounded(head_dim, stack.rotary_base, self.positions);
-        Ok(HybridStack { dim, layers, norm: None, position: PositionScheme::Rotary(rotary), window, layout })
+        let position = PositionScheme::RoundedRotary(RoundedRotary::new(head_dim, stack.rotary_base));
+        Ok(HybridStack { dim, layers, norm: None, position, window, layout })
     }
 
     fn cross(&mut self, name: &str, stack: &BltStack) -> Result<PatchAttention> {

@@ -130,6 +130,8 @@ pub enum PositionScheme {
     TransformerXl(TransformerXl),
     /// Rotary positions or xPos: see [`Rotary`].
     Rotary(Rotary),
+    /// See [`RoundedRotary`].
+    RoundedRotary(RoundedRotary),
     /// ALiBi: each head's slope.
     Alibi(Vec<f32>),
     /// T5: each head's number for each distance, see [`Buckets::tables`]. Stacks may share the tables.
@@ -163,6 +165,7 @@ impl PositionScheme {
             Self::Rotary(scheme) => {
                 scheme.prepare(layout, positions, &|position| window.first_key(position), qkv, queries);
             }
+            Self::RoundedRotary(scheme) => scheme.prepare(layout, positions, qkv, queries),
             Self::Alibi(_) | Self::Buckets(_) | Self::Absolute(_) | Self::None => {
                 queries.assign(positions, |_| 1);
                 let inner = layout.heads * layout.head_dim;
@@ -232,6 +235,8 @@ pub struct Queries {
     distance: QueryBuffer,
     /// Variants of each position.
     variants: Vec<VariantRange>,
+    /// Rotations that the layers of a stack share.
+    rotations: LatestRotations,
 }
 
 /// Range of one position's variants among all positions' variants.
@@ -400,16 +405,12 @@ pub const ROTARY_BASE: f64 = 10_000.0;
 /// Positions of one part of a rotation table.
 const PART: usize = 256;
 
-/// Maximum positions of a table of [`Rotary::rounded`], whose memory would grow with the longest text. Rotations of later ones are
-/// computed in each step.
-const ROUNDED_POSITIONS: usize = 1 << 15;
-
 /// Rotation tables of one stack.
 pub struct Rotary {
     /// Positions of a block, from whose start a key's rotation counts; `usize::MAX` if it counts from the sequence's start.
     block: usize,
-    queries: Arc<RotationTable>,
-    keys: Arc<RotationTable>,
+    queries: RotationTable,
+    keys: RotationTable,
 }
 
 /// Returns ζ_m for heads of `dim` numbers.
@@ -438,20 +439,8 @@ impl Rotary {
             Some(base) => (0..dim / 2).map(|m| sign * zeta(dim, m).ln() / base).collect(),
             None => vec![0.0; dim / 2],
         };
-        let table = |sign, positions| Arc::new(RotationTable::new(rates.clone(), growth(sign), positions));
+        let table = |sign, positions| RotationTable::new(rates.clone(), growth(sign), positions);
         Self { block, queries: table(1.0, query_positions), keys: table(-1.0, block.min(positions.max(1))) }
-    }
-
-    /// Creates a table like [`new`](Self::new)'s for positions that count from the sequence's start, with rates and angles that
-    /// are rounded to f32. transformers rounds them, and after hundreds of positions that moves logits more than all other
-    /// rounding in f32.
-    pub fn rounded(dim: usize, base: f64, positions: usize) -> Self {
-        let base = f64::from(base as f32);
-        let rate = |m: usize| 1.0 / base.powf(f64::from(2.0 * m as f32 / dim as f32)) as f32;
-        let rates = (0..dim / 2).map(|m| f64::from(rate(m))).collect();
-        let table = RotationTable::new(rates, vec![0.0; dim / 2], positions.min(ROUNDED_POSITIONS));
-        let table = Arc::new(RotationTable { rounds: true, ..table });
-        Self { block: usize::MAX, queries: table.clone(), keys: table }
     }
 
     /// Returns [`AttentionHead::block`](weir_kernels::attention::AttentionHead::block).
@@ -497,57 +486,105 @@ impl Rotary {
     }
 }
 
-/// cos and sin of n·θ_m times e^(n·growth_m), rounded from f64. Each part is computed when a sequence first reaches it, and
-/// positions after the last part whenever they are used.
+/// cos and sin of n·θ_m times e^(n·growth_m), rounded from f64. Each part is computed when a sequence first reaches it.
 struct RotationTable {
     rates: Vec<f64>,
     growth: Vec<f64>,
-    /// True if angles are rounded to f32.
-    rounds: bool,
     parts: Vec<OnceLock<Box<[f32]>>>,
 }
 
 impl RotationTable {
     fn new(rates: Vec<f64>, growth: Vec<f64>, positions: usize) -> Self {
         let parts = (0..positions.div_ceil(PART)).map(|_| OnceLock::new()).collect();
-        Self { rates, growth, rounds: false, parts }
+        Self { rates, growth, parts }
     }
 
     /// Rotates heads, (head_dim) each, by `n` positions.
     fn rotate<'a>(&self, n: usize, heads: impl Iterator<Item = &'a mut [f32]>) {
-        let computed: Vec<f32>;
-        let rotations = match self.parts.get(n / PART) {
-            Some(part) => self.rotations(part, n),
-            None => {
-                computed = self.compute(n as f64).collect();
-                &computed
-            }
-        };
-        for head in heads {
-            for (pair, rotation) in head.as_chunks_mut::<2>().0.iter_mut().zip(rotations.as_chunks::<2>().0) {
-                let [a, b] = *pair;
-                let [cos, sin] = *rotation;
-                *pair = [a * cos - b * sin, b * cos + a * sin];
-            }
-        }
-    }
-
-    /// Returns cos and sin of each pair in turn, for `n` positions in a part: (head_dim).
-    fn rotations<'a>(&self, part: &'a OnceLock<Box<[f32]>>, n: usize) -> &'a [f32] {
         let width = 2 * self.rates.len();
-        let part = part.get_or_init(|| {
+        let part = self.parts[n / PART].get_or_init(|| {
             let first = n / PART * PART;
             (first..first + PART).flat_map(|n| self.compute(n as f64)).collect()
         });
-        &part[n % PART * width..][..width]
+        rotate_pairs(heads, &part[n % PART * width..][..width]);
     }
 
+    /// Returns cos and sin of each pair in turn: (head_dim).
     fn compute(&self, n: f64) -> impl Iterator<Item = f32> {
         self.rates.iter().zip(&self.growth).flat_map(move |(rate, growth)| {
             let scale = (n * growth).exp();
-            let angle = if self.rounds { f64::from((n * rate) as f32) } else { n * rate };
-            [(angle.cos() * scale) as f32, (angle.sin() * scale) as f32]
+            [((n * rate).cos() * scale) as f32, ((n * rate).sin() * scale) as f32]
         })
+    }
+}
+
+/// Turns each head's pairs by the cos and sin in `rotations`, (head_dim) each.
+fn rotate_pairs<'a>(heads: impl Iterator<Item = &'a mut [f32]>, rotations: &[f32]) {
+    for head in heads {
+        for (pair, rotation) in head.as_chunks_mut::<2>().0.iter_mut().zip(rotations.as_chunks::<2>().0) {
+            let [a, b] = *pair;
+            let [cos, sin] = *rotation;
+            *pair = [a * cos - b * sin, b * cos + a * sin];
+        }
+    }
+}
+
+/// Rotary positions that count from the sequence's start, with rates and angles that are rounded to f32. transformers rounds them,
+/// and after hundreds of positions that moves logits more than all other rounding in f32. There is no table, which would grow
+/// with the longest text: a step computes the rotations of its positions, and its layers share them.
+pub struct RoundedRotary {
+    rates: Vec<f32>,
+}
+
+/// The rotations of the latest positions.
+#[derive(Default)]
+struct LatestRotations {
+    rates: Vec<f32>,
+    positions: Vec<usize>,
+    /// cos and sin of each pair in turn: (positions, head_dim).
+    values: Vec<f32>,
+}
+
+impl RoundedRotary {
+    /// Creates the scheme for heads of `dim` numbers; `base` is θ's.
+    pub fn new(dim: usize, base: f64) -> Self {
+        let base = f64::from(base as f32);
+        let rate = |m: usize| 1.0 / base.powf(f64::from(2.0 * m as f32 / dim as f32)) as f32;
+        Self { rates: (0..dim / 2).map(rate).collect() }
+    }
+
+    /// Rotates keys in place, and queries into `queries`: (positions, heads, head_dim).
+    fn prepare(&self, layout: &PageLayout, positions: &[Position], qkv: &mut [f32], queries: &mut Queries) {
+        queries.assign(positions, |_| 1);
+        let dim = layout.head_dim;
+        let inner = layout.heads * dim;
+        let rotations = queries.rotations.at(&self.rates, positions).chunks_exact(dim);
+        let out = queries.content.values_mut(positions.len() * inner).chunks_exact_mut(inner);
+        for ((row, rotations), out) in qkv.chunks_exact_mut(3 * inner).zip(rotations).zip(out) {
+            let (query, rest) = row.split_at_mut(inner);
+            rotate_pairs(rest[..inner].chunks_exact_mut(dim), rotations);
+            out.copy_from_slice(query);
+            rotate_pairs(out.chunks_exact_mut(dim), rotations);
+        }
+    }
+}
+
+impl LatestRotations {
+    /// Returns cos and sin of each pair in turn, (positions, head_dim). Computes them if the rates or the positions are new.
+    fn at(&mut self, rates: &[f32], positions: &[Position]) -> &[f32] {
+        let indices = positions.iter().map(|position| position.index);
+        if self.rates != rates || !self.positions.iter().copied().eq(indices.clone()) {
+            self.rates.clear();
+            self.rates.extend_from_slice(rates);
+            self.positions.clear();
+            self.positions.extend(indices);
+            self.values.clear();
+            for &n in &self.positions {
+                let angles = rates.iter().map(|rate| f64::from((n as f64 * f64::from(*rate)) as f32));
+                self.values.extend(angles.flat_map(|angle| [angle.cos() as f32, angle.sin() as f32]));
+            }
+        }
+        &self.values
     }
 }
 
@@ -661,12 +698,16 @@ mod tests {
             0.659_246_2,
             0.751_927_14,
         ];
-        // with and without a table
-        for positions in [16_002, 1] {
-            let mut pairs = [1.0, 0.0].repeat(4);
-            Rotary::rounded(8, 500_000.0, positions).rotate_query(16_001, std::iter::once(&mut pairs[..]));
-            assert!(pairs.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-7), "{pairs:?}");
-        }
+        let mut rotations = LatestRotations::default();
+        let mut at = |base, index| {
+            let RoundedRotary { rates } = RoundedRotary::new(8, base);
+            rotations.at(&rates, &[Position { sequence: 0, index }]).to_vec()
+        };
+        let first = at(500_000.0, 7);
+        let pairs = at(500_000.0, 16_001);
+        assert!(pairs.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-7), "{pairs:?}");
+        assert!(at(10_000.0, 16_001)[2..] != pairs[2..], "other rates");
+        assert_eq!(at(500_000.0, 7), first);
     }
 
     const USUAL: Buckets = Buckets { count: 32, max_distance: 128, bidirectional: false };

@@ -501,7 +501,7 @@ pub(crate) async fn exchange_http2(
 }
 
 pub(super) const DATA: u8 = 0;
-const HEADERS: u8 = 1;
+pub(super) const HEADERS: u8 = 1;
 pub(super) const RST_STREAM: u8 = 3;
 pub(super) const PING: u8 = 6;
 pub(super) const GOAWAY: u8 = 7;

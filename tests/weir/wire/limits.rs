@@ -268,6 +268,36 @@ async fn a_caller_leaves_half_of_the_streams_without_a_key_to_others() {
     eventually_async("the streams end", has_place).await;
 }
 
+/// Strangers who repeat refused calls on many connections would delay all other calls.
+#[tokio::test]
+async fn repeated_refusals_end_the_connection_of_a_stranger() {
+    let access = connections::alice_and_bob();
+    let server = Server::within(TransportConfig { connections: 32, access, ..TransportConfig::default() }).await;
+    let calls = |path: &str, count: u32| {
+        let calls = (0..count).map(|call| connections::call(2 * call + 1, path));
+        [vec![connections::beginning()], calls.collect()].concat().concat()
+    };
+    // The streams of a caller's share, and some that are refused.
+    let mut few = sent(server.address, &calls(WATCH, 12 + 30)).await;
+    assert!(timeout(Duration::from_millis(300), until_closed(&mut few)).await.is_err(), "the connection stays open");
+    for path in [WATCH, GENERATE] {
+        let mut stream = sent(server.address, &calls(path, 240)).await;
+        let received = timeout(SOON, until_closed(&mut stream)).await.expect("closed");
+        let count = |kind: u8| frames(&received).iter().filter(|frame| frame.0 == kind).count();
+        // Each of these calls has an answer, or none.
+        assert!(count(GOAWAY) > 0 && count(connections::HEADERS) < 200, "{path}: {}", count(connections::HEADERS));
+    }
+    let sender = connections::connect(server.address, 1 << 16).await;
+    let list = "/weir.v1.Models/ListModels";
+    let body = connections::framed(&[]);
+    connections::called(sender.clone(), list, body, &[("authorization", connections::ALICE)]).await.unwrap();
+    for _ in 0..100 {
+        let refused = connections::called(sender.clone(), WATCH, connections::framed(&[]), &[]).await.unwrap();
+        assert_eq!(Status::from_header_map(refused.headers()).unwrap().code(), Code::ResourceExhausted);
+    }
+    drop(few);
+}
+
 /// Each of these calls announces a message, or not even that, and waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_without_a_message_leave_calls_to_others() {

@@ -144,6 +144,11 @@ impl Keys {
 pub struct UsedKeys(Arc<Mutex<Keys>>);
 
 impl UsedKeys {
+    /// Returns true if the connection has used no key.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).digests.is_empty()
+    }
+
     /// Returns the name of the tenant of a key that is in `present`, or that was when the connection used it before.
     pub fn find(&self, key: &[u8], present: &Keys) -> Option<Arc<str>> {
         let digest = Sha256::digest(key).into();

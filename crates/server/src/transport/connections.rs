@@ -6,7 +6,7 @@
 use crate::call::Peer;
 use crate::config::{LiveCredentials, TransportConfig, UsedKeys};
 use crate::middleware::observe::LogLine;
-use crate::transport::filters::{Adapted, DuplicateAckFilter, SettingsLimit, StreamAdapter};
+use crate::transport::filters::{Adapted, DuplicateAckFilter, FrameLimits, StreamAdapter};
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use http_body::{Frame, SizeHint};
@@ -258,7 +258,7 @@ impl Handshaker {
                 return Err(Error::new(ErrorKind::InvalidData, "the client does not use HTTP/2"));
             }
         }
-        let stream: Box<dyn Duplex> = Box::new(SettingsLimit::wrap(stream));
+        let stream: Box<dyn Duplex> = Box::new(FrameLimits::wrap(stream));
         let stream = if self.behind_proxy { Box::new(DuplicateAckFilter::wrap(stream)) } else { stream };
         Ok((stream, certificate, Bytes::from_static(&PREFACE)))
     }

@@ -2,9 +2,13 @@
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
 use weir_engine::clock;
 
 /// The operations that an adapter may change. The defaults pass through.
@@ -63,6 +67,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin, A: StreamAdapter<S> + Unpin> AsyncWrite 
 /// Length in bytes of a frame's header (RFC 9113, section 4.1).
 const HEADER_BYTES: usize = 9;
 
+/// The type of a frame that begins a call, or ends one.
+const HEADERS: u8 = 1;
+
 /// The type of a frame with settings.
 const SETTINGS: u8 = 4;
 
@@ -77,6 +84,12 @@ impl FrameHeader {
     pub(crate) fn payload(self) -> usize {
         let [a, b, c, ..] = self.0;
         u32::from_be_bytes([0, a, b, c]) as usize
+    }
+
+    /// Returns true for a frame that begins a call, or ends one.
+    fn has_headers(self) -> bool {
+        let [_, _, _, kind, ..] = self.0;
+        kind == HEADERS
     }
 
     /// Returns true for a frame with settings, false for an acknowledgement of them.
@@ -209,51 +222,98 @@ impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for DuplicateAckFilter 
 
 // For each change of settings, h2 visits all calls of the connection, so a frame of 15 bytes costs time for each of them. gRPC clients
 // send one frame of settings when they connect, and a few more when they adapt their windows.
+//
+// h2 also reads all that has arrived before the server sees the first call. A client could therefore occupy a thread with hundreds of calls
+// at once.
 
 /// Changes that a client may make at once.
 pub(super) const BURST: f64 = 100.0;
 
-/// Changes a second after that.
+/// Events a second that an [`Allowance`] grants after its first ones.
 pub(super) const RATE: f64 = 10.0;
 
-/// Ends a connection whose client changes its settings too often. The stream starts after HTTP/2's preface.
-pub(super) struct SettingsLimit {
-    frames: FrameReader,
-    /// Changes that the client may still make.
+/// A limit on the events of a connection: so many at once, and [`RATE`] a second after that.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    burst: f64,
     left: f64,
     counted_at: Instant,
 }
 
-impl SettingsLimit {
-    /// Limits the changes that arrive on `stream`.
+impl Allowance {
+    pub(super) fn new(burst: f64) -> Self {
+        Self { burst, left: burst, counted_at: clock::now() }
+    }
+
+    /// Counts events that happen now. Returns false if they are too many.
+    pub(super) fn take(&mut self, count: usize) -> bool {
+        let earned = clock::since(self.counted_at).as_secs_f64() * RATE;
+        self.counted_at = clock::now();
+        self.left = (self.left + earned).min(self.burst) - count as f64;
+        self.left >= 0.0
+    }
+}
+
+/// Reads nothing more of a connection once the flag is set, so that what its client still sends costs no time.
+pub(super) struct ReadStop(pub(super) Arc<AtomicBool>);
+
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for ReadStop {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        // Whoever sets the flag closes the connection.
+        if self.0.load(Relaxed) { Poll::Pending } else { Pin::new(stream).poll_read(cx, into) }
+    }
+}
+
+/// Frames with headers after which the server handles the calls that have arrived before it reads more.
+const MANY_CALLS: usize = 16;
+
+/// Time for which it does so.
+const TURN: Duration = Duration::from_millis(1);
+
+/// Ends a connection whose client changes its settings too often, and reads many calls in turns. The stream starts after HTTP/2's
+/// preface.
+pub(super) struct FrameLimits {
+    frames: FrameReader,
+    changes: Allowance,
+    /// Ends the turn of the calls that were read.
+    turn: Option<Pin<Box<Sleep>>>,
+}
+
+impl FrameLimits {
+    /// Limits what arrives on `stream`.
     pub(super) fn wrap<S>(stream: S) -> Adapted<S, Self> {
-        let adapter = Self { frames: FrameReader::default(), left: BURST, counted_at: clock::now() };
+        let adapter = Self { frames: FrameReader::default(), changes: Allowance::new(BURST), turn: None };
         Adapted { stream, adapter }
     }
 
     /// Counts changes that arrive now. Fails if they are too many.
     fn count(&mut self, changes: usize) -> io::Result<()> {
-        if changes == 0 {
-            return Ok(());
-        }
-        let earned = clock::since(self.counted_at).as_secs_f64() * RATE;
-        self.counted_at = clock::now();
-        self.left = (self.left + earned).min(BURST) - changes as f64;
-        match self.left < 0.0 {
-            true => Err(io::Error::new(ErrorKind::InvalidData, "the client changes its settings too often")),
-            false => Ok(()),
+        match changes == 0 || self.changes.take(changes) {
+            true => Ok(()),
+            false => Err(io::Error::new(ErrorKind::InvalidData, "the client changes its settings too often")),
         }
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for SettingsLimit {
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for FrameLimits {
     fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if let Some(turn) = &mut self.turn {
+            ready!(turn.as_mut().poll(cx));
+            self.turn = None;
+        }
         let before = into.filled().len();
         ready!(Pin::new(stream).poll_read(cx, into))?;
         let mut changes = 0;
+        let mut calls = 0;
         self.frames.read(&into.filled()[before..], |part| {
-            changes += usize::from(matches!(part, FramePart::Header(header) if header.changes_settings()));
+            if let FramePart::Header(header) = part {
+                changes += usize::from(header.changes_settings());
+                calls += usize::from(header.has_headers());
+            }
         });
+        if calls >= MANY_CALLS {
+            self.turn = Some(Box::pin(sleep(TURN)));
+        }
         Poll::Ready(self.count(changes))
     }
 }

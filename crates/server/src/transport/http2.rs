@@ -11,14 +11,23 @@ use crate::{
         observe::count_refused,
     },
     status::status,
-    transport::connections::{
-        CallInProgress, Connection, HyperConnection, NEEDS_GRPC, OpenConnection, serve_connections,
+    transport::{
+        connections::{CallInProgress, Connection, HyperConnection, NEEDS_GRPC, OpenConnection, serve_connections},
+        filters::{Adapted, Allowance, ReadStop},
     },
 };
 use http_body::Body as _;
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 use tokio::time::timeout;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
@@ -56,6 +65,13 @@ const DISCARD_TIME: Duration = Duration::from_secs(1);
 /// Delay after which a client without a place should connect again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// Maximum calls of a stranger that are refused at once on its connection. Each takes a task and a response: strangers who repeat them on
+/// many connections would delay all other calls.
+const REFUSALS: f64 = 32.0;
+
+/// The header of a response with the status of its call.
+const STATUS: &str = "grpc-status";
+
 /// Serves these connections until `closing` is cancelled, and then until the last one has its responses. Requests that reach none
 /// of the `calls` are counted in `metrics`.
 pub(crate) async fn serve(
@@ -72,7 +88,10 @@ pub(crate) async fn serve(
         let calls = calls.clone();
         let metrics = Arc::clone(metrics);
         let caller = peer.principal().tenant();
-        let service = CallService { calls, metrics, peer, caller, keyless: Arc::clone(&keyless), open, limit };
+        let refusals = Arc::new(Refusals::new(peer.clone()));
+        let stream = Adapted { stream, adapter: ReadStop(Arc::clone(&refusals.is_closing)) };
+        let keyless = Arc::clone(&keyless);
+        let service = CallService { calls, metrics, peer, caller, keyless, refusals, open, limit };
         Box::pin(builder.serve_connection(TokioIo::new(stream), service))
     };
     serve_connections(incoming, config, closing, start).await;
@@ -105,9 +124,34 @@ struct CallService {
     /// Tenant of its calls that need no key.
     caller: Arc<str>,
     keyless: Arc<KeylessCalls>,
+    refusals: Arc<Refusals>,
     open: OpenConnection,
     /// Maximum connections, for the error.
     limit: usize,
+}
+
+/// The refused calls of a connection.
+struct Refusals {
+    peer: Peer,
+    allowance: Mutex<Allowance>,
+    /// True once the server reads nothing more of the connection.
+    is_closing: Arc<AtomicBool>,
+}
+
+impl Refusals {
+    fn new(peer: Peer) -> Self {
+        Self { peer, allowance: Mutex::new(Allowance::new(REFUSALS)), is_closing: Arc::default() }
+    }
+
+    /// Counts a refused call. Closes the connection of a stranger that repeats them.
+    fn count(&self) {
+        let is_stranger = self.peer.certificate.is_none() && self.peer.used_keys.is_empty();
+        let mut allowance = self.allowance.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_stranger && !allowance.take(1) && !self.is_closing.swap(true, Relaxed) {
+            tracing::debug!(address = ?self.peer.address, "closing a connection: its client repeats refused calls");
+            self.peer.close.cancel();
+        }
+    }
 }
 
 /// The content types of gRPC with protobuf, without parameters. gRPC-Web and other encodings of messages have types of their own.
@@ -167,6 +211,7 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
         let place = match self.admit(&request) {
             Ok(place) => place,
             Err(refusal) => {
+                self.refusals.count();
                 let refusal = status(&refusal, &request_id(request.headers()));
                 count_refused(&self.metrics, called_path(&request), refusal.code());
                 let response = refusal.into_http();
@@ -193,7 +238,15 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
             request.extensions_mut().insert(place);
         }
         let response = self.calls.clone().oneshot(request);
-        Box::pin(async move { Ok(response.await?.map(|body| GuardedBody::new(body, call))) })
+        let refusals = Arc::clone(&self.refusals);
+        Box::pin(async move {
+            let response = response.await?;
+            let status = response.headers().get(STATUS).map(HeaderValue::as_bytes);
+            if status.map(Code::from_bytes) == Some(Code::Unauthenticated) {
+                refusals.count();
+            }
+            Ok(response.map(|body| GuardedBody::new(body, call)))
+        })
     }
 }
 
@@ -201,7 +254,7 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
 mod tests {
 
     use crate::transport::filters::{
-        Adapted, BURST, DuplicateAckFilter, FramePart, FrameReader, RATE, SETTINGS_ACK, SettingsLimit,
+        Adapted, BURST, DuplicateAckFilter, FrameLimits, FramePart, FrameReader, RATE, SETTINGS_ACK,
     };
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
@@ -267,7 +320,7 @@ mod tests {
 
     /// Sends `count` changes of settings, and reads them on the other side.
     async fn exchanged(
-        ends: &mut (DuplexStream, Adapted<DuplexStream, SettingsLimit>),
+        ends: &mut (DuplexStream, Adapted<DuplexStream, FrameLimits>),
         count: usize,
     ) -> std::io::Result<()> {
         for _ in 0..count {
@@ -280,7 +333,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn changes_are_limited_by_number_and_rate() {
         let (client, server) = tokio::io::duplex(1 << 16);
-        let mut ends = (client, SettingsLimit::wrap(server));
+        let mut ends = (client, FrameLimits::wrap(server));
         exchanged(&mut ends, BURST as usize).await.unwrap();
         sleep(Duration::from_secs(1)).await;
         exchanged(&mut ends, RATE as usize).await.unwrap();

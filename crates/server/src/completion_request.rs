@@ -895,7 +895,7 @@ pub(crate) fn parse_value(text: &str) -> serde_json::Result<Value> {
 /// Bytes of an escape such as `\u000a`.
 const ESCAPE: usize = 6;
 
-/// Writes each number such as `10.0` or `1e1` with digits only, and spaces in the place of the rest. Returns the place of the first
+/// Writes each number such as `10.0`, `1e1` or `-0` with digits only, and spaces in the place of the rest. Returns the place of the first
 /// escape of a surrogate without its other half: such a string has no UTF-8, and serde_json describes each kind in other words.
 fn scan(json: &mut Cow<'_, [u8]>) -> Option<usize> {
     let mut written = Vec::new();
@@ -914,10 +914,15 @@ fn scan(json: &mut Cow<'_, [u8]>) -> Option<usize> {
             b'0'..=b'9' => {
                 let is_part = |byte: &&u8| byte.is_ascii_digit() || b".eE+-".contains(byte);
                 let end = at + json[at..].iter().take_while(is_part).count();
-                if let Some(digits) = whole_number(&json[at..end]) {
-                    written.extend_from_slice(&json[copied..at]);
+                let number = &json[at..end];
+                let is_negative = json[copied..at].ends_with(b"-");
+                let zero = || (is_negative && number == b"0").then_some(Cow::Borrowed("0"));
+                if let Some(digits) = whole_number(number).or_else(zero) {
+                    // serde_json reads -0 as a fraction
+                    let start = if is_negative && digits == "0" { at - 1 } else { at };
+                    written.extend_from_slice(&json[copied..start]);
                     written.extend_from_slice(digits.as_bytes());
-                    written.resize(written.len() + (end - at).saturating_sub(digits.len()), b' ');
+                    written.resize(written.len() + (end - start).saturating_sub(digits.len()), b' ');
                     copied = end;
                 }
                 at = end;
@@ -1670,6 +1675,7 @@ mod tests {
                 r#"[1.05, 1e-1, 1e3.0, 1.0.0, .0, 10., 1e, 01e1, 1e10, 1e999, 1.00000000000000001, "1.0", "\\", "\"1.0"]"#,
             ),
             ("1.0", "1  "),
+            (r#"[-0, -0.0, -0e0, -0.5, -00, 0, "-0"]"#, r#"[0 , 0   , 0   , -0.5, -00, 0, "-0"]"#),
             (r#""1.0"#, r#""1.0"#),
         ] {
             let mut found = Cow::from(json.as_bytes());

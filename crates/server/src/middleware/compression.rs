@@ -10,7 +10,7 @@ use crate::{
     middleware::layer::{HttpRequest, MiddlewareFuture, Next},
     tokenization::{INLINE_BYTES, TokenizationWorkers},
 };
-use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
+use flate2::bufread::{DeflateDecoder, GzDecoder, ZlibDecoder};
 use std::{
     io::{self, ErrorKind, Read},
     sync::Arc,
@@ -153,12 +153,12 @@ impl Encoding {
         }
     }
 
-    fn reader(self, compressed: &[u8]) -> Box<dyn Read + '_> {
+    fn reader(self, compressed: &[u8]) -> Reader<'_> {
         match self {
-            Self::Gzip => Box::new(MultiGzDecoder::new(compressed)),
-            Self::Deflate if has_zlib_header(compressed) => Box::new(ZlibDecoder::new(compressed)),
+            Self::Gzip => Reader::Gzip(GzDecoder::new(compressed)),
+            Self::Deflate if has_zlib_header(compressed) => Reader::Zlib(ZlibDecoder::new(compressed)),
             // Some clients of HTTP leave out the header.
-            Self::Deflate => Box::new(DeflateDecoder::new(compressed)),
+            Self::Deflate => Reader::Deflate(DeflateDecoder::new(compressed)),
         }
     }
 
@@ -189,6 +189,39 @@ impl Encoding {
     /// Returns the most bytes that `length` compressed ones may decompress to.
     pub(crate) fn max_decompressed(length: usize) -> usize {
         length.saturating_mul(GROWTH)
+    }
+}
+
+/// Decompresses data, which nothing may follow.
+enum Reader<'a> {
+    /// One member of the file. Others may follow it.
+    Gzip(GzDecoder<&'a [u8]>),
+    Zlib(ZlibDecoder<&'a [u8]>),
+    Deflate(DeflateDecoder<&'a [u8]>),
+}
+
+/// The beginning of each member of a gzip file.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+impl Read for Reader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let (length, rest) = match self {
+                Self::Gzip(member) => (member.read(into)?, *member.get_ref()),
+                Self::Zlib(data) => (data.read(into)?, *data.get_ref()),
+                Self::Deflate(data) => (data.read(into)?, *data.get_ref()),
+            };
+            if length > 0 || into.is_empty() || rest.is_empty() {
+                return Ok(length);
+            }
+            match self {
+                Self::Gzip(member) if rest.starts_with(&GZIP_MAGIC) => *member = GzDecoder::new(rest),
+                _ => {
+                    let message = format!("expected nothing after the data, found {} bytes", rest.len());
+                    return Err(io::Error::new(ErrorKind::InvalidData, message));
+                }
+            }
+        }
     }
 }
 
@@ -341,6 +374,21 @@ mod tests {
         ];
         assert_eq!(split(all.into()), parts);
         assert_eq!(split(Bytes::new()), []);
+    }
+
+    #[test]
+    fn only_another_member_may_follow_compressed_data() {
+        let gzip = [&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff, 0x4b, 4, 0][..], &[0x43, 0xbe, 0xb7, 0xe8, 1, 0, 0, 0]];
+        let zlib = [&[0x78, 0x9c, 0x4b, 4, 0][..], &[0, 0x62, 0, 0x62]];
+        let raw = [&[0x4b, 4, 0][..], &[]];
+        for (encoding, data) in [(Encoding::Gzip, gzip), (Encoding::Deflate, zlib), (Encoding::Deflate, raw)] {
+            let read = |more: &[u8]| encoding.decompress_body(&[&data.concat(), more].concat(), 9, |_| Ok(()));
+            assert_eq!(read(b"").unwrap(), b"a");
+            let error = read(b"junk").unwrap_err().to_string();
+            assert!(error.ends_with("expected nothing after the data, found 4 bytes"), "{error}");
+        }
+        let members = Encoding::Gzip.decompress_body(&[gzip.concat(), gzip.concat()].concat(), 9, |_| Ok(()));
+        assert_eq!(members.unwrap(), b"aa");
     }
 
     #[test]

@@ -632,7 +632,9 @@ fn read_index(file: &Path) -> Result<Index> {
 fn by_file(index: Index) -> BTreeMap<String, BTreeSet<String>> {
     let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, file) in index.weight_map.0 {
-        shards.entry(file).or_default().insert(name);
+        // transformers appends the name to that of the folder
+        let plain = file.strip_prefix("./").filter(|plain| !plain.contains('/'));
+        shards.entry(plain.map(str::to_owned).unwrap_or(file)).or_default().insert(name);
     }
     shards
 }

@@ -7,7 +7,7 @@ use crate::text::{
     added_tokens::{AddedTokens, Part},
     normaliser::{replace_unfinished, take_complete},
     pieces::{Pieces, byte_of_piece, hide},
-    tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_template},
+    tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_marks, check_template},
 };
 use regex::RegexBuilder;
 use serde::Deserialize;
@@ -147,6 +147,7 @@ impl SubwordTokenizer {
             VocabularyError::new("the file", "a tokenizer in Hugging Face's format", found)
         };
         let json = std::str::from_utf8(json).map_err(|error| invalid(&error))?.to_owned();
+        check_marks(&json)?;
         let mut value: Value = serde_json::from_str(&json)
             .map_err(|error| VocabularyError::new("the file", "valid JSON", format!("a syntax error ({error})")))?;
         // Before the library compiles patterns and reads character maps.

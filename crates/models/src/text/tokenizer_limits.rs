@@ -7,6 +7,10 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 
+/// Maximum lists, objects and commas of a file: what is parsed of it takes up to 150 bytes for each. A unigram model has three for each
+/// piece.
+const MAX_MARKS: usize = 4 << 20;
+
 /// Maximum stages of one part of the file.
 const MAX_STAGES: usize = 64;
 
@@ -63,6 +67,16 @@ impl Growth {
     pub(super) fn encoding(self) -> usize {
         self.normalizer * self.pre_tokenizer
     }
+}
+
+/// Checks the number of a file's values before they are parsed.
+pub(super) fn check_marks(json: &str) -> Result<(), VocabularyError> {
+    let found = json.bytes().filter(|byte| b"[{,".contains(byte)).count();
+    if found <= MAX_MARKS {
+        return Ok(());
+    }
+    let expected = format!("at most {MAX_MARKS} lists, objects and commas");
+    Err(VocabularyError::new("the file", expected, found.to_string()))
 }
 
 /// Checks the numbers of pieces, merges and added tokens, for which the library takes memory.
@@ -253,6 +267,8 @@ mod tests {
         let merges = |count| json!({ "model": { "vocab": { "a": 0, "b": 1 }, "merges": vec![["a", "b"]; count] } });
         assert_eq!(wrong_key(&merges(32)), None);
         assert_eq!(wrong_key(&merges(33)).as_deref(), Some("model.merges"));
+        assert!(check_marks(&"[".repeat(MAX_MARKS)).is_ok());
+        assert_eq!(check_marks(&"[".repeat(MAX_MARKS + 1)).unwrap_err().found, "4194305");
         let token = |bytes| json!({ "added_tokens": [{ "content": "a" }, { "content": "b".repeat(bytes) }] });
         assert_eq!(wrong_key(&token(1024)), None);
         assert_eq!(wrong_key(&token(1025)).as_deref(), Some("added_tokens[1].content"));

@@ -444,6 +444,38 @@ fn the_limit_of_open_files_is_raised() {
     limited.wait_for_part("--max-connections needs a higher limit of open files");
 }
 
+/// A thread that the system refuses costs its request, and no other.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_refused_thread_fails_one_request() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let server = Server::of(&[converted("whitespaces")], &[]);
+    let id = server.program.id();
+    let maximum = getrlimit(Resource::As).maximum;
+    let allow = |current: Option<u64>| {
+        let process = Pid::from_raw(i32::try_from(id).unwrap());
+        prlimit(process, Resource::As, Rlimit { current, maximum }).unwrap();
+    };
+    let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let used = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let used: u64 = used.trim().trim_end_matches(" kB").parse().unwrap();
+    let constrained = || {
+        let grammar = json!({ "grammar": "start: \"aa\"" });
+        let body = json!({ "prompt": "a", "max_tokens": 2, "structured_outputs": grammar }).to_string();
+        http(&server.http(), "POST /v1/completions", "content-type: application/json\r\n", &body)
+    };
+    // Enough for requests, but not for the stack of a grammar's parser.
+    allow(Some((used + (128 << 10)) << 10));
+    let (status, body) = constrained();
+    assert!(status == 429 && body.contains("no_thread"), "{status} {body}");
+    let plain =
+        http(&server.http(), "POST /v1/completions", "content-type: application/json\r\n", r#"{"prompt": "a"}"#);
+    assert_eq!(plain.0, 200, "{}", plain.1);
+    allow(maximum);
+    let (status, body) = constrained();
+    assert!(status == 200 && body.contains("aa"), "{status} {body}");
+}
+
 const OLD: &str = "a-key-that-is-removed";
 const NEW: &str = "a-key-that-is-added";
 

@@ -24,9 +24,9 @@ def program(name: str) -> Optional[str]:
 class Replica(local.Server):
     """A server with the flags that the files of `deploy/` need. `http` is its address for OpenAI's clients."""
 
-    def __init__(self, *flags: str, drain: int = 60) -> None:
+    def __init__(self, *flags: str, drain: int = 60, listen: str = "127.0.0.1:0", admin: str = "127.0.0.1:0") -> None:
         fixed = ["--late-headers", "--threads", "1", "--kv-memory", "64MiB", "--http-listen", "127.0.0.1:0"]
-        super().__init__(*fixed, *flags, drain=drain)
+        super().__init__(*fixed, *flags, drain=drain, listen=listen, admin=admin)
         self.http = self.listener("playground")
 
     def __enter__(self) -> Replica:

@@ -110,12 +110,18 @@ class Server(Program):
     """
 
     def __init__(
-        self, *flags: str, listen: str = "127.0.0.1:0", drain: int = 2, model: Path = MODEL, calibration: int = 0
+        self,
+        *flags: str,
+        listen: str = "127.0.0.1:0",
+        admin: str = "127.0.0.1:0",
+        drain: int = 2,
+        model: Path = MODEL,
+        calibration: int = 0,
     ) -> None:
         program = weir_program()
         if program is None:
             raise RuntimeError("no weir program found: set WEIR_BIN or run `cargo build`")
-        fixed = ["--model", str(model), "--listen", listen, "--admin-listen", "127.0.0.1:0"]
+        fixed = ["--model", str(model), "--listen", listen, "--admin-listen", admin]
         fixed += ["--drain-seconds", str(drain), "--calibration-milliseconds", str(calibration)]
         super().__init__([str(program), "serve", *fixed, *flags])
         self.admin = self.listener("metrics")

@@ -132,6 +132,7 @@ PARAMETERS = {
     ),
     "prefix-cache-scorer": objects({}),
     "queue-scorer": objects({}),
+    "running-requests-size-scorer": objects({}),
     "kv-cache-utilization-scorer": objects({}),
     "max-score-picker": objects({}),
     "single-profile-handler": objects({}),
@@ -319,10 +320,7 @@ def test_plugins_refer_to_each_other() -> None:
     ]
     assert router.PrefixAffinity.block == 4 * producer["blockSizeTokens"]
     assert router.PrefixAffinity.capacity == producer["lruCapacityPerServer"]
-    assert (router.PrefixAffinity.prefix_weight, router.PrefixAffinity.queue_weight) == (
-        weights["prefix-cache-scorer"],
-        weights["queue-scorer"],
-    )
+    assert weights == {**router.PrefixAffinity.weights, "max-score-picker": None}
 
 
 Series = List[Tuple[Dict[str, str], float]]
@@ -398,9 +396,8 @@ def test_the_picker_finds_each_metric() -> None:
             prompt = affinity.text(order, router.PrefixAffinity.block)
             router.stream_completion(address, {"model": "b", "prompt": prompt, "max_tokens": 1})
         assert extract(scraped(address), 'weir_segment_cache_entries{model_name="b"}')[1] >= router.PrefixAffinity.capacity
-        assert (
-            router.requests_of("\n".join(['weir_num_requests_waiting{a="b"} 2', "weir_num_requests_running{} 3"])) == 5
-        )
+        lines = ['weir_num_requests_waiting{a="b"} 2', "weir_num_requests_running{} 3", "weir_kv_cache_usage_ratio{} 0.5"]
+        assert router.load_of("\n".join(lines)) == router.Load(2, 3, 0.5)
         again = scraped(address)
         order = [[labels for labels, _ in series] for _, series in found.values()]
         later = [[labels for labels, _ in series] for name, (_, series) in again.items() if name in found]

@@ -1,4 +1,4 @@
-"""Tests `weir-affinity` and HAProxy with `deploy/haproxy.cfg`: the choice of a replica.
+"""Tests the choice of a replica: `weir-affinity` behind HAProxy with `deploy/haproxy.cfg`, and the router of `tools/affinity.py`.
 
 `tests/weir/deploy.rs` checks which calls are lost with a replica.
 """
@@ -10,6 +10,7 @@ from typing import Iterator, List
 
 import local
 import pytest
+from router import HttpRouter, LeastQueue, Load, PrefixAffinity, stream_completion
 
 from weir_client import Client
 
@@ -44,3 +45,33 @@ def test_prompts_with_a_common_prefix_reach_one_replica(replicas: List[local.Ser
         # Both replicas served some of them.
         queries = [server.metric("prefix_cache_queries_total") for server in replicas]
         assert min(queries) > 0
+
+
+def test_the_fewest_requests_decide_unless_a_beginning_is_cached() -> None:
+    least = LeastQueue(3)
+    least.loads = [Load(running=2), Load(), Load(waiting=1)]
+    # Each pick counts until the metrics are read again.
+    assert [least.pick("") for _ in range(4)] == [1, 1, 2, 0]
+    prefix = PrefixAffinity(3)
+    first = prefix.pick("a" * 1024)
+    assert prefix.pick("b" * 1024) != first
+    prefix.loads = [Load(running=4) for _ in range(3)]
+    assert prefix.pick("a" * 1024 + "c" * 100) == first
+    # A fifth of the blocks is not worth the longest queue, nor the most requests.
+    for letter, busy in (("d", Load(waiting=1)), ("e", Load(running=1))):
+        prefix.loads = [busy if replica == first else Load() for replica in range(3)]
+        assert prefix.pick("a" * 256 + letter * 1024) != first
+    prefix.loads = [Load(kv_usage=0.5), Load(kv_usage=0.5), Load(kv_usage=0.25)]
+    assert [prefix.pick("") for _ in range(2)] == [2, 2]
+
+
+def test_a_prompt_goes_where_its_beginning_is_cached(weir_installed: None) -> None:
+    flags = ["--threads", "1", "--http-listen", "127.0.0.1:0", "--http-metrics", "--cache-memory", "64MiB"]
+    with local.Server(*flags) as one, local.Server(*flags) as two:
+        with HttpRouter([server.listener("playground") for server in (one, two)], PrefixAffinity(2)) as router:
+            for number in range(6):
+                prompt = "the city has walls " * 60 + "and gates " * number
+                assert stream_completion(router.address, {"prompt": prompt, "max_tokens": 2, "seed": 1})[1]
+        queries = [server.metric("prefix_cache_queries_total") for server in (one, two)]
+        hits = [server.metric("prefix_cache_hits_total") for server in (one, two)]
+    assert min(queries) == 0 and max(hits) > 0.7 * max(queries)

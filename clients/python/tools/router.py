@@ -1,7 +1,6 @@
-"""A router in front of replicas on this machine, for tests and measurements: it forwards connections, and picks a replica for each.
+"""A router of completions in front of replicas on this machine, for tests and measurements.
 
-A connection to `listen` goes to the next replica that accepts it, and breaks when the replica dies. A request to `http` is a
-completion, for which a `Policy` picks the replica, as the endpoint picker of a Kubernetes inference gateway does.
+A `Policy` picks the replica of each request, as the endpoint picker of a Kubernetes inference gateway does.
 """
 
 from __future__ import annotations
@@ -10,88 +9,35 @@ import http.client
 import itertools
 import json
 import re
-import select
-import socket
 import threading
 import time
 import urllib.request
 from collections import OrderedDict
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Dict, List, Optional, Sequence, Tuple, Type
 
 #: Seconds between two reads of a replica's metrics, as in llm-d's picker.
 SCRAPE_SECONDS = 0.05
-#: Seconds for which a connection waits for a replica that accepts it.
-PATIENCE_SECONDS = 30.0
 
 
-class TcpRouter:
-    """Forwards each connection to one of `replicas`, in turn."""
+@dataclass
+class Load:
+    """What the metrics of a replica say: requests that wait and that run, and the share of the key-value memory in use."""
 
-    def __init__(self, replicas: Sequence[str]) -> None:
-        self._turns = itertools.cycle(replicas)
-        self._replicas = len(replicas)
-        self._lock = threading.Lock()
-        self._sockets: List[socket.socket] = []
-        #: Connections that a replica broke after it had sent bytes on them.
-        self.broken = 0
+    waiting: float = 0.0
+    running: float = 0.0
+    kv_usage: float = 0.0
 
-    def listen(self) -> str:
-        """Opens a port of its own, so that a client of this process shares no connection with others; returns its address."""
-        listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets.append(listener)
-        threading.Thread(target=self._accept, args=[listener], daemon=True).start()
-        return "127.0.0.1:{}".format(listener.getsockname()[1])
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            self._sockets.append(client)
-            threading.Thread(target=self._forward, args=[client], daemon=True).start()
+def load_of(metrics: str) -> Load:
+    """Reads the text of `/metrics`."""
 
-    def _connect(self) -> socket.socket:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            for _ in range(self._replicas):
-                with self._lock:
-                    host, _, port = next(self._turns).rpartition(":")
-                try:
-                    return socket.create_connection((host, int(port)), 1)
-                except OSError:
-                    continue
-            if time.monotonic() > deadline:
-                raise ConnectionError("no replica accepts connections")
-            time.sleep(0.02)
+    def total(name: str) -> float:
+        return sum(map(float, re.findall(rf"^weir_{name}\{{[^}}]*\}} (\S+)$", metrics, re.MULTILINE)))
 
-    def _forward(self, client: socket.socket) -> None:
-        with client, self._connect() as replica:
-            replica.settimeout(None)
-            other = {client: replica, replica: client}
-            answered = False
-            while True:
-                for source in select.select([client, replica], [], [])[0]:
-                    try:
-                        data = source.recv(1 << 16)
-                        other[source].sendall(data)
-                    except OSError:
-                        data = b""
-                    answered |= source is replica and bool(data)
-                    if not data:
-                        self.broken += int(source is replica and answered)
-                        return
-
-    def __enter__(self) -> TcpRouter:
-        return self
-
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
-        for end in self._sockets:
-            end.close()
+    return Load(total("num_requests_waiting"), total("num_requests_running"), total("kv_cache_usage_ratio"))
 
 
 class Policy:
@@ -100,7 +46,7 @@ class Policy:
     name = "round robin"
 
     def __init__(self, replicas: int) -> None:
-        self.loads = [0.0] * replicas
+        self.loads = [Load() for _ in range(replicas)]
         self._turns = itertools.cycle(range(replicas))
 
     def pick(self, prompt: str) -> int:
@@ -115,17 +61,22 @@ class LeastQueue(Policy):
     def pick(self, prompt: str) -> int:
         first = next(self._turns)
         order = [(first + turn) % len(self.loads) for turn in range(len(self.loads))]
-        picked = min(order, key=lambda replica: self.loads[replica])
+        picked = min(order, key=lambda replica: self.loads[replica].waiting + self.loads[replica].running)
         # The next read of the metrics replaces this.
-        self.loads[picked] += 1
+        self.loads[picked].running += 1
         return picked
 
 
-class PrefixAffinity(LeastQueue):
-    """Weighs the share of a prompt's blocks that a replica has been sent before against its requests.
+def fewest_first(counts: List[float]) -> List[float]:
+    """Scores replicas by a count as llm-d does: 1 for the least and 0 for the most, or 1 for all if they are equal."""
+    least, most = min(counts), max(counts)
+    return [(most - count) / (most - least) if most > least else 1.0 for count in counts]
 
-    The blocks, and the weights of both scores, are those of `deploy/kubernetes/gateway`. The score of the queue is 1 for the
-    replica with the fewest requests and 0 for that with the most, as the scorer of llm-d computes it.
+
+class PrefixAffinity(Policy):
+    """Weighs the share of a prompt's blocks that a replica has been sent before against its load.
+
+    The blocks and the scorers are those of `deploy/kubernetes/gateway`.
     """
 
     name = "prefix affinity"
@@ -133,8 +84,12 @@ class PrefixAffinity(LeastQueue):
     block = 256
     #: Blocks that are remembered of each replica.
     capacity = 64
-    prefix_weight = 3.0
-    queue_weight = 2.0
+    weights = {
+        "prefix-cache-scorer": 3,
+        "queue-scorer": 2,
+        "running-requests-size-scorer": 2,
+        "kv-cache-utilization-scorer": 1,
+    }
 
     def __init__(self, replicas: int) -> None:
         super().__init__(replicas)
@@ -145,18 +100,16 @@ class PrefixAffinity(LeastQueue):
         for start in range(0, len(prompt), self.block):
             hashes.append(hash((hashes[-1] if hashes else 0, prompt[start : start + self.block])))
         known = [sum(1 for _ in itertools.takewhile(sent.__contains__, hashes)) for sent in self._sent]
-        fewest, most = min(self.loads), max(self.loads)
-        spread = most - fewest or 1.0
-
-        def score(replica: int) -> float:
-            queue = (most - self.loads[replica]) / spread if most > fewest else 1.0
-            return self.prefix_weight * known[replica] / max(len(hashes), 1) + self.queue_weight * queue
-
-        best = max(map(score, range(len(self.loads))))
-        equals = [replica for replica in range(len(self.loads)) if score(replica) == best]
+        scores = {
+            "prefix-cache-scorer": [count / max(len(hashes), 1) for count in known],
+            "queue-scorer": fewest_first([load.waiting for load in self.loads]),
+            "running-requests-size-scorer": fewest_first([load.running for load in self.loads]),
+            "kv-cache-utilization-scorer": [1 - load.kv_usage for load in self.loads],
+        }
+        replicas = range(len(self.loads))
+        totals = [sum(self.weights[name] * each[replica] for name, each in scores.items()) for replica in replicas]
         first = next(self._turns)
-        picked = min(equals, key=lambda replica: (replica - first) % len(self.loads))
-        self.loads[picked] += 1
+        picked = max(replicas, key=lambda replica: (totals[replica], -((replica - first) % len(totals))))
         sent = self._sent[picked]
         for block in hashes:
             sent[block] = None
@@ -164,12 +117,6 @@ class PrefixAffinity(LeastQueue):
         while len(sent) > self.capacity:
             sent.popitem(last=False)
         return picked
-
-
-def requests_of(metrics: str) -> float:
-    """Returns the requests that wait and run, from the text of `/metrics`."""
-    found = re.findall(r"^weir_num_requests_(?:waiting|running)\{[^}]*\} (\S+)$", metrics, re.MULTILINE)
-    return sum(map(float, found))
 
 
 class HttpRouter:
@@ -200,11 +147,11 @@ class HttpRouter:
         while not self._ended.wait(SCRAPE_SECONDS):
             try:
                 with urllib.request.urlopen(f"http://{self._replicas[index]}/metrics", timeout=1) as answer:
-                    requests = requests_of(answer.read().decode())
+                    load = load_of(answer.read().decode())
             except OSError:
                 continue
             with self._lock:
-                self._policy.loads[index] = requests
+                self._policy.loads[index] = load
 
     def _forward(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers["content-length"]))

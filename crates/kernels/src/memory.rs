@@ -42,11 +42,11 @@ impl Block {
     fn new(bytes: usize) -> Result<Self> {
         let padded = bytes.checked_add(HUGE).ok_or_else(|| out_of_memory(bytes, "the size overflows"))?;
         let mut map = MmapMut::map_anon(padded).map_err(|error| out_of_memory(bytes, error))?;
-        // failure is not an error: without huge pages everything works, but more slowly; tests load hundreds of tiny models, most of
-        // whose loading time would go into clearing huge pages
-        #[cfg(all(target_os = "linux", not(debug_assertions)))]
-        let _ = map.advise(memmap2::Advice::HugePage);
         let skip = map.as_ptr().align_offset(HUGE).min(HUGE);
+        // a huge page at the end would reach beyond the block; failure is not an error: without huge pages everything works, but more
+        // slowly; tests load hundreds of tiny models, most of whose loading time would go into clearing huge pages
+        #[cfg(all(target_os = "linux", not(debug_assertions)))]
+        let _ = map.advise_range(memmap2::Advice::HugePage, skip, bytes / HUGE * HUGE);
         let start = NonNull::from(&mut map[skip..]).cast();
         Ok(Self { _map: map, start, bytes })
     }

@@ -12,11 +12,19 @@ use crate::sync::atomic::Ordering::*;
 use crate::sync::{Mutex, MutexGuard, PoisonError, Shared};
 use std::sync::Arc;
 
-/// Bytes that are mapped at a time for pages.
+/// Bytes that are mapped at a time for pages, at least.
 const ARENA: usize = 4 << 20;
 
 /// Minimum limit of a pool whose next blocks are prepared in advance.
 const MIN_PREPARED: usize = 16 * ARENA;
+
+/// Returns the bytes to map at a time for pages of `bytes` bytes: up to four times [`ARENA`], so that whole pages leave little memory
+/// unused. A larger page has a block of its own.
+fn block_bytes(bytes: usize) -> usize {
+    let page = bytes.clamp(1, ARENA);
+    // the shares of a block that are left over, in steps of a 32nd
+    (ARENA..=4 * ARENA).step_by(ARENA / 2).min_by_key(|block| 32 * (block % page) / block).unwrap_or(ARENA)
+}
 
 /// Maximum idle sizes: more than a model's sequences share; a document may have sizes that no other needs.
 const MAX_IDLE_SIZES: usize = 16;
@@ -129,7 +137,8 @@ impl PagePool {
         if let Some(size) = sizes.iter_mut().find(|size| size.bytes == bytes) {
             return size.map_page();
         }
-        let arena = if self.limit < MIN_PREPARED { Arena::new(ARENA) } else { Arena::with_next_block(ARENA) };
+        let block = block_bytes(bytes);
+        let arena = if self.limit < MIN_PREPARED { Arena::new(block) } else { Arena::with_next_block(block) };
         let mut size = SizeClass { bytes, total: 0, free: Vec::new(), arena };
         let region = size.map_page()?;
         sizes.push(size);
@@ -221,6 +230,16 @@ mod tests {
         assert_eq!(pool.in_use(), 256);
         drop((page, other));
         assert_eq!(pool.in_use(), 0);
+    }
+
+    /// What pages leave over takes memory that no limit counts.
+    #[test]
+    fn blocks_fit_whole_pages() {
+        for page in (64..=ARENA).step_by(64) {
+            let block = block_bytes(page);
+            assert!(block >= page && block % page <= block / 8, "{page} in {block}");
+        }
+        assert_eq!([64 << 10, ARENA, ARENA + 64].map(block_bytes), [ARENA; 3]);
     }
 
     #[test]

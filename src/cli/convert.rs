@@ -1,5 +1,6 @@
 //! `weir convert`: converts an official checkpoint into weir's format.
 
+use crate::cli::init::StoredDtype;
 use crate::cli::model::named;
 use crate::cli::output::{self, Progress};
 use std::path::PathBuf;
@@ -17,6 +18,9 @@ pub struct Args {
     source: PathBuf,
     /// Folder to write the checkpoint to. It must not be SOURCE.
     dest: PathBuf,
+    /// Number format of the matrices in the file. Vectors are f32; a table of n-grams keeps its format.
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "f32")]
+    dtype: StoredDtype,
     /// Replace an existing checkpoint, including its model card and shards. A folder with other files is never replaced.
     #[arg(long, env = "WEIR_FORCE")]
     force: bool,
@@ -30,7 +34,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
     let report = &mut |done, total| progress.update(done, total);
-    let written = convert_with_progress(args.from, &args.source, &args.dest, args.force, report)?;
+    let written = convert_with_progress(args.from, &args.source, &args.dest, args.dtype.into(), args.force, report)?;
     drop(progress);
     output::tokenizer_not_converted(args.from, &args.source);
     output::checkpoint(&args.dest, &written, args.json)

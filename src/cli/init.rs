@@ -30,7 +30,7 @@ pub struct Args {
 
 /// Number format of a checkpoint's matrices.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum StoredDtype {
+pub(super) enum StoredDtype {
     /// 32-bit floats.
     F32,
     /// The upper half of a 32-bit float.
@@ -39,17 +39,22 @@ enum StoredDtype {
     Int8,
 }
 
+impl From<StoredDtype> for FileDtype {
+    fn from(dtype: StoredDtype) -> Self {
+        match dtype {
+            StoredDtype::F32 => Self::F32,
+            StoredDtype::Bf16 => Self::Bf16,
+            StoredDtype::Int8 => Self::I8,
+        }
+    }
+}
+
 /// Creates the checkpoint and prints its shape, size and hash. Fails if a setting is invalid, or if DEST is
 /// not empty and `--force` may not replace it.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::numbers();
     let report = &mut |done, total| progress.update(done, total);
-    let matrices = match args.dtype {
-        StoredDtype::F32 => FileDtype::F32,
-        StoredDtype::Bf16 => FileDtype::Bf16,
-        StoredDtype::Int8 => FileDtype::I8,
-    };
-    let weights = RandomWeights { seed: args.seed, matrices };
+    let weights = RandomWeights { seed: args.seed, matrices: args.dtype.into() };
     let written = init_with_progress(&args.config, &args.dest, weights, args.force, report)?;
     drop(progress);
     output::checkpoint(&args.dest, &written, args.json)

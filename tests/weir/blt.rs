@@ -105,11 +105,28 @@ fn a_conversion_gives_the_same_bits_and_keeps_the_type_of_the_table() {
         assert_eq!(tables(&dest, "ngrams.weight"), table);
     }
     let to = TempDir::new().unwrap();
-    let dest = to.path().join("converted");
-    convert(Source::Blt, &golden_data("blt").join("published_form"), &dest, false).unwrap();
-    let bytes = fs::read(dest.join("model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    assert_eq!(file.tensor("ngrams.weight").unwrap().dtype(), safetensors::Dtype::BF16);
+    let source = golden_data("blt").join("published_form");
+    let ids = golden("published_form").ids("s0.ids");
+    for (name, stored, dtype) in [
+        ("f32", safetensors::Dtype::F32, Dtype::F32),
+        ("bf16", safetensors::Dtype::BF16, Dtype::Bf16),
+        ("int8", safetensors::Dtype::I8, Dtype::Int8),
+    ] {
+        let dest = to.path().join(name);
+        let [from, into] = [&source, &dest].map(|path| path.to_str().unwrap());
+        weir(&["convert", "--from", "blt", "--dtype", name, from, into]).unwrap();
+        let bytes = fs::read(dest.join("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let types =
+            ["ngrams", "head", "patcher.head"].map(|name| file.tensor(&format!("{name}.weight")).unwrap().dtype());
+        let patcher = if name == "f32" { stored } else { safetensors::Dtype::BF16 };
+        assert_eq!(types, [safetensors::Dtype::BF16, stored, patcher]);
+        let model = load(&dest, &Settings { dtype, ..settings() }).unwrap();
+        let own = model_of("blt", "published_form", dtype);
+        let [(logits, marks), (expected, own_marks)] =
+            [model, own].map(|model| full(&*model, &ids, &BoundaryOptions::default()));
+        assert!(marks == own_marks && (name == "int8" || logits == expected), "{name}");
+    }
 }
 
 /// Rows are read from the file while the model is served.

@@ -41,6 +41,8 @@ pub struct TensorSpec {
     pub tied_to: Option<&'static str>,
     /// True for a matrix that stays in its file, from which single rows are read: a [`RowTable`].
     pub stays_in_file: bool,
+    /// True for a matrix that no file has as integers, which would move boundaries.
+    pub stays_float: bool,
 }
 
 impl TensorSpec {
@@ -53,6 +55,7 @@ impl TensorSpec {
             trained: true,
             tied_to: None,
             stays_in_file: false,
+            stays_float: false,
         }
     }
 

@@ -63,6 +63,7 @@ fn size(spec: &TensorSpec, matrices: FileDtype) -> Result<TensorSize> {
     let numbers = numbers.ok_or_else(|| too_large(&spec.name, &spec.shape))?;
     let dtype = match spec.shape.len() {
         0 | 1 => FileDtype::F32,
+        2 if matrices == FileDtype::I8 && spec.stays_float => FileDtype::Bf16,
         2 => matrices,
         _ if matrices == FileDtype::I8 => FileDtype::F32,
         _ => matrices,

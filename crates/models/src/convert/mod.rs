@@ -102,14 +102,16 @@ impl Source {
 /// Reads the checkpoint at `from` and writes it to the folder `dest`. Fails if the source is invalid, or if the destination is
 /// the source or not empty, unless it holds a checkpoint and `overwrite` is set.
 pub fn convert(source: Source, from: &Path, dest: &Path, overwrite: bool) -> Result<WrittenCheckpoint> {
-    convert_with_progress(source, from, dest, overwrite, &mut |_, _| {})
+    convert_with_progress(source, from, dest, FileDtype::F32, overwrite, &mut |_, _| {})
 }
 
-/// Converts as [`convert`] does, and reports bytes read and bytes to read to `progress`. Fails as [`convert`] does.
+/// Converts as [`convert`] does, with `matrices` of that type, and reports bytes read and bytes to read to `progress`. Fails as
+/// [`convert`] does.
 pub fn convert_with_progress(
     source: Source,
     from: &Path,
     dest: &Path,
+    matrices: FileDtype,
     overwrite: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<WrittenCheckpoint> {
@@ -128,7 +130,7 @@ pub fn convert_with_progress(
     let tables =
         in_files.map(|spec| Ok((&*spec.name, weights.take_table(&spec.name)?))).collect::<Result<HashMap<_, _>>>()?;
     let dtypes = tables.iter().map(|(name, table)| (*name, table.dtype())).collect();
-    let mut writer = Writer::create_with_tables(dest, &config, &specs, FileDtype::F32, &dtypes, overwrite)?;
+    let mut writer = Writer::create_with_tables(dest, &config, &specs, matrices, &dtypes, overwrite)?;
     for spec in &specs {
         match tables.get(&*spec.name) {
             Some(table) => writer.table(&spec.name, table)?,

@@ -1486,6 +1486,7 @@ impl Blueprint for BltBlueprint {
         // of random weights, the entropies then spread
         let deviation = 2.5 / (patcher.dim as f32).sqrt();
         out.push(TensorSpec::normal("patcher.head.weight", vec![self.symbols, patcher.dim], 0.0, deviation));
+        out.iter_mut().for_each(|patcher| patcher.stays_float = true);
         if !tied {
             out.push(embedding("encoder.embedding", encoder.dim));
         }

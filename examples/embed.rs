@@ -35,9 +35,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             Event::Finished { usage, timing, .. } => {
                 println!("{}", text.finish());
                 let milliseconds = timing.total_ns as f64 / 1e6;
-                println!("{} characters in {milliseconds:.1} ms", usage.generated_chars);
+                println!("{} symbols in {milliseconds:.1} ms", usage.generated_chars);
                 if let Some(factor) = usage.shortening_factor() {
-                    println!("{factor:.2} characters in a segment");
+                    println!("{factor:.2} symbols in a segment");
                 }
             }
             _ => {}

@@ -34,6 +34,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    println!("{:.3} bits per character", bits.iter().sum::<f32>() / bits.len() as f32);
+    println!("{:.3} bits per symbol", bits.iter().sum::<f32>() / bits.len() as f32);
     Ok(())
 }

@@ -68,9 +68,9 @@ def print_summary(finished):
     usage, seconds = finished.usage, finished.timing.decode_ns / 1e9
     reasons = finished.DESCRIPTOR.fields_by_name["reason"].enum_type.values_by_number
     reason = reasons[finished.reason].name.removeprefix("FINISH_REASON_").lower()
-    line = f"{reason}, {usage.generated_chars} characters in {seconds:.2f} s, seed {finished.seed}"
+    line = f"{reason}, {usage.generated_chars} symbols in {seconds:.2f} s, seed {finished.seed}"
     if usage.HasField("shortening_factor"):
-        line += f", {usage.shortening_factor:.2f} characters a segment"
+        line += f", {usage.shortening_factor:.2f} symbols a segment"
     print(f"\n[{line}]", file=sys.stderr)
 
 

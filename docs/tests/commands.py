@@ -164,7 +164,7 @@ PAGES: Dict[str, List[Step]] = {
             ".*vanilla.*pooled.*",
             (("--models", f"{PAIRS} --models"),),
         ),
-        Serves("weir serve --model models/hourglass-english &"),
+        Serves("weir serve --model models/hourglass-english --dtype int8 &"),
         Runs(
             "weir-loadtest run 127.0.0.1:50051 --concurrency 16 --requests 16 --warm-up 0 "
             "--workload kind=edit,prompt-chars=10000,pause=10s",
@@ -291,12 +291,12 @@ PAGES: Dict[str, List[Step]] = {
     "docs/codec.md": [
         Runs(
             f"weir compress --model {SHIPPED} article.txt article.weir",
-            rf"article\.weir: \d+ bytes of text, \d+ characters in 1 block; \d+ bytes compressed, {NUMBER} bits per character\n"
-            r"\d+ characters per second\n",
+            rf"article\.weir: \d+ bytes, \d+ symbols in 1 block; \d+ bytes compressed, {NUMBER} bits per symbol\n"
+            r"\d+ symbols per second\n",
         ),
         Runs(
             f"weir decompress --model {SHIPPED} article.weir article.out",
-            r"article\.out: .*\d+ characters per second\n",
+            r"article\.out: .*\d+ symbols per second\n",
             writes=("article.out", r"the river is pooling, the rest is going on .+ stone bridge\. "),
         ),
         Serves("weir serve", granted=True),

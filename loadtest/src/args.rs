@@ -147,7 +147,7 @@ pub(crate) struct WorkloadArgs {
     /// Length of prompts in characters: N, FROM..TO or lognormal:MEDIAN:SIGMA.
     #[arg(long, value_name = "LENGTH", default_value = "64..256")]
     prompt_chars: Length,
-    /// Characters that each request generates, or tokens of each summary: a length as in --prompt-chars.
+    /// Symbols that each request generates, or tokens of each summary: a length as in --prompt-chars.
     #[arg(long, value_name = "LENGTH", default_value = "128")]
     output_chars: Length,
     /// Workload of a mix, as comma-separated key=value pairs: name, kind (generate, summarize, edit), weight, prompts, prompt-chars,

@@ -315,7 +315,7 @@ struct RoundArgs {
     /// Rounds before the measured ones.
     #[arg(long, value_name = "N", default_value_t = 3)]
     warm_up_rounds: u64,
-    /// Characters of the text to score in bits per character; 0 disables scoring.
+    /// Characters of the text to score; 0 disables scoring.
     #[arg(long, value_name = "N", default_value_t = 2000)]
     score_chars: usize,
 }

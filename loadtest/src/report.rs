@@ -599,7 +599,7 @@ fn figure_rows(figures: &RequestFigures) -> Vec<FigureRow> {
             time("keystroke to completions", edits.keystroke_ns),
             time("… at the server", edits.keystroke_server_ns),
             time("… start lag (tester)", edits.keystroke_lag_ns),
-            ("recomputed characters", edits.recomputed_chars, |value| value.map_or(NONE.into(), digits)),
+            ("recomputed symbols", edits.recomputed_chars, |value| value.map_or(NONE.into(), digits)),
         ]);
     }
     rows.retain(|(_, values, _)| values.count > 0);
@@ -697,7 +697,7 @@ const MODEL_ROWS: [ModelRow; 22] = [
     ("median: per token (server)", |model| optional_time(model.medians.decode_token_ns)),
     ("median: keystroke to completions", |model| optional_time(model.medians.keystroke_ns)),
     ("keystrokes saved by the first completion", |model| saved(&model.figures)),
-    ("characters per segment (SF)", |model| optional_number(model.figures.shortening_factor, 3)),
+    ("symbols per segment (SF)", |model| optional_number(model.figures.shortening_factor, 3)),
     ("kept share of a document's tokens", |model| kept_share(&model.figures)),
     ("pooled (keys and values of a document)", |model| pooling(&model.figures)),
     ("bits per byte", |model| if model.unit == SymbolUnit::Bytes { bits(model) } else { NONE.into() }),

@@ -69,7 +69,7 @@ pub struct WorkloadSpec {
     pub rate: f64,
     /// Time from the first completions of such a document to the first keystroke.
     pub pause: Duration,
-    /// Maximum characters of prompt and answer that the model allows.
+    /// Maximum symbols of prompt and answer that the model allows.
     pub max_symbols: u64,
 }
 
@@ -117,7 +117,7 @@ impl WorkloadSpec {
         Err(Error::option(
             field,
             longest,
-            format!("at most {max_symbols} characters, the model's limit (limits.max_symbols)"),
+            format!("at most {max_symbols} symbols, the model's limit (limits.max_symbols)"),
         ))
     }
 
@@ -194,9 +194,7 @@ impl FromStr for Length {
             _ => None,
         };
         read().ok_or_else(|| {
-            format!(
-                "expected N, FROM..TO or lognormal:MEDIAN:SIGMA, in characters from 1 to {MAX_LENGTH}, sigma at most 10"
-            )
+            format!("expected N, FROM..TO or lognormal:MEDIAN:SIGMA, from 1 to {MAX_LENGTH}, sigma at most 10")
         })
     }
 }

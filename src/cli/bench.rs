@@ -416,7 +416,7 @@ struct ConstraintsArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,16",
         value_parser = count(1..=decode::MAX_BATCH))]
     batch: Vec<usize>,
-    /// Characters of each text.
+    /// Symbols of each text.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = count(40..=constraints::MAX_CHARS))]
     chars: usize,
     /// Runs of free text, masked text and record each, in turns.

@@ -122,12 +122,12 @@ fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[Totals], seconds: f64) 
         let bits = output::optional(totals.bits_per_symbol());
         let plural = if blocks == 1 { "" } else { "s" };
         out += &format!(
-            "{}: {text_bytes} bytes of text, {symbols} characters in {blocks} block{plural}; {compressed_bytes} bytes compressed, \
-             {bits} bits per character\n",
+            "{}: {text_bytes} bytes, {symbols} symbols in {blocks} block{plural}; {compressed_bytes} bytes compressed, \
+             {bits} bits per symbol\n",
             pair.output.display(),
         );
     }
-    output::write(&format!("{out}{rate:.0} characters per second\n"))
+    output::write(&format!("{out}{rate:.0} symbols per second\n"))
 }
 
 /// Maximum rows of a batch.
@@ -572,7 +572,7 @@ impl<'a> Pipeline<'a> {
         let share = ((prefill_chars + generated_chars) as f64 / self.work.max(1) as f64).min(1.0);
         let rate = share * self.symbols as f64 / self.began.elapsed().as_secs_f64();
         self.progress.update((share * self.bytes_read as f64) as u64, self.bytes);
-        self.progress.note(format!("{rate:.0} characters/s"));
+        self.progress.note(format!("{rate:.0} symbols/s"));
     }
 
     fn wait(&mut self, mut events: Events) -> Result<Coded> {

@@ -35,7 +35,7 @@ pub(super) enum Command {
     Generate(generate::Args),
     /// Summarize a document.
     Summarize(summarize::Args),
-    /// Score a text: bits per character, boundaries, log-probabilities, logits.
+    /// Score a text: bits per character or byte, boundaries, log-probabilities, logits.
     Score(score::Args),
     /// Show where a text's segments end.
     Segment(segment::Args),
@@ -53,7 +53,7 @@ pub(super) enum Command {
     Pull(pull::Args),
     /// Create a checkpoint of a given shape with random weights.
     Init(init::Args),
-    /// Count the n-grams of a text, from which a checkpoint's model guesses characters.
+    /// Count the n-grams of a text, from which a checkpoint's model guesses symbols.
     Ngrams(ngrams::Args),
     /// Check a checkpoint and print its contents.
     Inspect(inspect::Args),

@@ -179,13 +179,13 @@ pub struct Args {
     /// Penalize a symbol by this number, -2 to 2, for each time that it was generated before. Default: 0.
     #[arg(long, value_name = "X", env = "WEIR_FREQUENCY_PENALTY")]
     frequency_penalty: Option<f32>,
-    /// Guess characters that are checked in one step: `auto`, `off`, or the most characters to guess at a time, 1 to 16. The text
-    /// does not depend on it. Default: the server's setting; without a server `off`.
+    /// Guess symbols that are checked in one step: `auto`, `off`, or the most symbols to guess at a time, 1 to 16. The text does
+    /// not depend on it. Default: the server's setting; without a server `off`.
     #[arg(long, value_name = "auto|off|N", env = "WEIR_SPECULATE", value_parser = speculation)]
     speculate: Option<Speculation>,
     #[command(flatten)]
     constraint: ConstraintArgs,
-    /// With a model without an end mark: end a complete text once it prefers characters that are not allowed. Default: with `--choice` and
+    /// With a model without an end mark: end a complete text once it prefers symbols that are not allowed. Default: with `--choice` and
     /// JSON.
     #[arg(long, value_name = "true|false", env = "WEIR_END_WHEN_COMPLETE", requires = "constraint")]
     end_when_complete: Option<bool>,

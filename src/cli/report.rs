@@ -96,7 +96,7 @@ fn write_model(out: &mut String, model: &ModelReport) -> fmt::Result {
         let lookups = hits + misses;
         writeln!(
             out,
-            "  measured cache: {hits} of {lookups} lookups hit; {found_chars} of {looked_up_chars} characters were cached"
+            "  measured cache: {hits} of {lookups} lookups hit; {found_chars} of {looked_up_chars} symbols were cached"
         )?;
         if let Some(saved) = cache.prefill_spared_estimate_ns {
             writeln!(out, "  ESTIMATED cache: saved {} of prefill", time(saved))?;
@@ -119,7 +119,7 @@ fn write_texts(out: &mut String, texts: &MeasuredTexts) -> fmt::Result {
     let middle_rows = output::optional(texts.rows_per_middle_step);
     writeln!(
         out,
-        "  measured: {requests} requests, {failed} failed; {prompt_chars} prompt characters, {generated_chars} generated"
+        "  measured: {requests} requests, {failed} failed; {prompt_chars} prompt symbols, {generated_chars} generated"
     )?;
     writeln!(
         out,
@@ -130,12 +130,12 @@ fn write_texts(out: &mut String, texts: &MeasuredTexts) -> fmt::Result {
         let level = index + 1;
         writeln!(
             out,
-            "  measured: level {level}: {chunks} chunks, {middle_steps} middle steps; shortening factor {shortening_factor:.3}"
+            "  measured: level {level}: {chunks} segments, {middle_steps} middle steps; shortening factor {shortening_factor:.3}"
         )?;
     }
     writeln!(out, "  measured: {steps} steps of {rows} rows; {middle_rows} rows per middle step")?;
     let rows = [
-        ("first character", &texts.time_to_first_char),
+        ("first symbol", &texts.time_to_first_char),
         ("gap, plain", &texts.plain_gap),
         ("gap, boundary", &texts.boundary_gap),
         ("segment", &texts.segment),

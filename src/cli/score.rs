@@ -1,4 +1,4 @@
-//! `weir score`: bits per character of a text, and all outputs needed to compare two implementations. The server that scores the text
+//! `weir score`: bits per symbol of a text, and all outputs needed to compare two implementations. The server that scores the text
 //! runs in this process unless `--server` names another.
 
 use crate::cli::{
@@ -70,7 +70,7 @@ pub struct Args {
     /// come from the window that scores the next symbol; the last symbol has none.
     #[arg(long, value_name = "LENGTH,STRIDE", conflicts_with = "mode", value_parser = parse_windows, env = "WEIR_WINDOWED")]
     windowed: Option<WindowOptions>,
-    /// Bits per character by length: splits the text into independent pieces of each LENGTH. Every length scores the same
+    /// Bits per character or byte by length: splits the text into independent pieces of each LENGTH. Every length scores the same
     /// symbols.
     #[arg(long, value_name = "LENGTH,…", value_delimiter = ',', conflicts_with_all = ["mode", "windowed", "logits"],
         value_parser = whole::<u32>(1..=u32::MAX), env = "WEIR_LENGTHS")]
@@ -214,10 +214,13 @@ impl LengthScores {
             std::iter::once(title.to_owned()).chain(self.scores.iter().map(cell)).collect()
         };
         let beyond = |score: &LengthScore| if score.length > training { "extra" } else { "inter" };
+        let unit = self.scores.first().map_or("character", |score| score.text_bits.unit);
         let lines = [
             line("length", &|score| score.length.to_string()),
             line("inter- or extra-", &|score| beyond(score).to_owned()),
-            line("bits per character", &|score| score.bits_per_char().map_or("-".into(), |bits| format!("{bits:.4}"))),
+            line(&format!("bits per {unit}"), &|score| {
+                score.bits_per_char().map_or("-".into(), |bits| format!("{bits:.4}"))
+            }),
         ];
         let scored = self.scores.first().map_or(0, |score| score.scored);
         table(&lines) + &format!("{scored} symbols scored at each length, trained on {training}\n")
@@ -295,9 +298,10 @@ fn scored_text(scores: &Scores, mode: Option<BoundaryMode>, is_pooled: bool) -> 
     }
     object.insert("logprobs".into(), json!(scores.logprobs));
     let mut text = format!(
-        "{} symbols, {} bits per character{}, shortening factor {}\n",
+        "{} symbols, {} bits per {}{}, shortening factor {}\n",
         scores.symbols,
         output::optional(bits_per_char),
+        scores.text_bits.unit,
         scores.text_bits.describe(),
         output::optional(shortening_factor)
     );
@@ -401,6 +405,7 @@ fn text_bits(summary: &ScoreSummary, logprobs: &[f64], model: &Model) -> TextBit
     let scored = summary.scored_chars;
     TextBits {
         is_subword: model.vocabulary.as_ref().is_some_and(|vocabulary| vocabulary.pieces),
+        unit: if model.vocabulary.as_ref().is_some_and(|vocabulary| vocabulary.bytes) { "byte" } else { "character" },
         per_char: summary.bits_per_char,
         per_byte: summary.bits_per_byte,
         per_token: (scored > 0).then(|| -logprobs.iter().sum::<f64>() / LN_2 / scored as f64),
@@ -442,10 +447,11 @@ fn windowed_text(scores: &Scores, size: WindowOptions) -> (Value, String) {
     let losses: Vec<_> = scored.map(|logprobs| -logprobs.iter().sum::<f64>() / logprobs.len() as f64).collect();
     let window_nats = if text_bits.is_subword { "window_nats_per_token" } else { "window_nats_per_char" };
     let text = format!(
-        "{} symbols scored in {} windows, {} bits per character{}, shortening factor {}\n",
+        "{} symbols scored in {} windows, {} bits per {}{}, shortening factor {}\n",
         logprobs.len(),
         losses.len(),
         output::optional(scores.bits_per_char()),
+        text_bits.unit,
         text_bits.describe(),
         output::optional(*shortening_factor)
     );
@@ -509,6 +515,8 @@ impl Scores {
 struct TextBits {
     /// True in a model of tokens.
     is_subword: bool,
+    /// What `bits_per_char` counts.
+    unit: &'static str,
     /// Bits per Unicode character, in a model of tokens.
     per_char: Option<f64>,
     per_byte: Option<f64>,
@@ -628,11 +636,11 @@ impl MarkedTextBits {
     fn text(&self) -> String {
         let joint = if self.segments { format!("{:.4} text and segments, ", self.joint()) } else { String::new() };
         let alone = match self.renormalised() {
-            Some(bits) => format!("{bits:.4} text alone (renormalised over characters and the end)"),
+            Some(bits) => format!("{bits:.4} text alone (renormalised over text symbols and the end)"),
             None => "text alone unknown".into(),
         };
         format!(
-            "bits per character over {} symbols with marks: {:.4} as the paper counts (without segment ends), {joint}{alone}\n",
+            "bits per symbol over {} symbols with marks: {:.4} as the paper counts (without segment ends), {joint}{alone}\n",
             self.augmented(),
             self.paper()
         )

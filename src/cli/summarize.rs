@@ -125,7 +125,7 @@ pub struct Args {
     /// Summarize the beginning of a document that is longer than the model's limit, instead of rejecting it.
     #[arg(long, env = "WEIR_CUT", value_parser = clap::builder::BoolishValueParser::new())]
     cut: bool,
-    /// What to do with a document that is longer than the model's limit: refuse it (the default), cut it as --cut does, or chunk it:
+    /// What to do with a document that is longer than the model's limit: refuse it (the default), cut it as --cut does, or `chunk`:
     /// summarize its parts, then their summaries, until one is left.
     #[arg(long, value_name = "MODE", env = "WEIR_LONG_DOCUMENTS",
         value_parser = named(LongDocuments::ALL.map(LongDocuments::name), LongDocuments::parse),

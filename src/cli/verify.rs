@@ -165,7 +165,11 @@ fn write_text(out: &mut String, report: &Report, model: &dyn Model) -> std::fmt:
         0 => writeln!(out)?,
         tokens => writeln!(out, ", a document of {tokens} tokens")?,
     }
-    let unit = if card.vocabulary.tokenizer().is_some() { "bits per token" } else { "bits per character" };
+    let unit = match (card.vocabulary.is_bytes(), card.vocabulary.is_subword()) {
+        (true, _) => "bits per byte",
+        (_, true) => "bits per token",
+        _ => "bits per character",
+    };
     writeln!(
         out,
         "{unit:<20}{} in weir, {} in the reference",

@@ -27,11 +27,11 @@ fn check_range(field: &'static str, value: usize, min: usize, max: usize) -> Res
     Err(Error::BadOption { field, found: value.to_string(), bound: format!("{min} to {max}") })
 }
 
-/// Checks that the option `field` is at most `limit` characters.
+/// Checks that the option `field` is at most `limit` symbols.
 fn check_length(field: &'static str, length: usize, limit: usize) -> Result<()> {
     match length <= limit {
         true => Ok(()),
-        false => Err(Error::TooLong { field, length, limit, unit: "characters", why: None }),
+        false => Err(Error::TooLong { field, length, limit, unit: "symbols", why: None }),
     }
 }
 

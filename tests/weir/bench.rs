@@ -402,8 +402,8 @@ fn options_out_of_bounds_are_named_with_the_bound() {
     for (context, steps, expected) in [
         (limit - 1, 1, String::new()),
         (0, limit, String::new()),
-        (limit, 1, format!("--context: expected at most {} characters, found {limit}", limit - 1)),
-        (limit - 4, 5, format!("--context and --steps together: expected at most {limit} characters, found {over}")),
+        (limit, 1, format!("--context: expected at most {} symbols, found {limit}", limit - 1)),
+        (limit - 4, 5, format!("--context and --steps together: expected at most {limit} symbols, found {over}")),
     ] {
         let plan = decode::DecodePlan { batch: 1, context, steps, boundary_wait: 64, threshold: None };
         assert_eq!(refusal(plan.check(model.card())), expected);
@@ -411,7 +411,7 @@ fn options_out_of_bounds_are_named_with_the_bound() {
     for (symbols, chunk, expected) in [
         (limit, limit, String::new()),
         (0, 1, format!("--symbols: expected 1 to {limit}, found 0")),
-        (over, 1, format!("--symbols: expected at most {limit} characters, found {over}")),
+        (over, 1, format!("--symbols: expected at most {limit} symbols, found {over}")),
         (1, 0, format!("--chunk: expected 1 to {limit}, found 0")),
     ] {
         let plan = prefill::PrefillPlan { symbols, chunk, runs: 1 };

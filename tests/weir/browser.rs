@@ -909,7 +909,7 @@ fn refused_settings_of_a_completion_have_the_pages_words() {
     let length = format!("Characters: enter a whole number from 0 to {limit}.");
     let top_p = "Top-p: enter a number from 0 to 1, or nothing for the model's default.";
     let seed = "Seed: enter a whole number from 0 to 18,446,744,073,709,551,615, or nothing for a random one.";
-    let long_prompt = format!("Prompt: too long. The server takes at most {limit} characters");
+    let long_prompt = format!("Prompt: too long. The server takes at most {limit} symbols");
     let usual =
         [("prompt", "the "), ("max", "5"), ("temperature", ""), ("top-p", ""), ("seed", "1"), ("stop-strings", "")];
     for (id, value, words) in [

@@ -186,7 +186,7 @@ fn several_files_share_a_batch() {
     let out = path(folder.path(), "");
     let all: Vec<&str> = options.into_iter().chain(inputs.iter().map(String::as_str)).chain([&*out]).collect();
     let printed = weir(&all).unwrap();
-    assert!(printed.contains("characters per second"), "{printed}");
+    assert!(printed.contains("symbols per second"), "{printed}");
     for (name, text) in names.iter().zip(texts) {
         assert_eq!(fs::read_to_string(name).unwrap(), text);
     }

@@ -21,7 +21,7 @@ fn embed_generates_text() {
     let output = output("embed", &["the history of "]);
     let lines: Vec<_> = output.lines().collect();
     assert!(lines[0].starts_with("the history of ") && lines[0].len() == 95, "{output}");
-    assert!(lines[1].starts_with("80 characters in "), "{output}");
+    assert!(lines[1].starts_with("80 symbols in "), "{output}");
 }
 
 #[test]
@@ -39,6 +39,6 @@ fn score_prints_bits() {
     let output = output("score", &["the city"]);
     let lines: Vec<_> = output.lines().collect();
     assert_eq!((lines.len(), lines[0]), (9, "\"t\" –"), "{output}");
-    let mean: f32 = lines[8].strip_suffix(" bits per character").unwrap().parse().unwrap();
+    let mean: f32 = lines[8].strip_suffix(" bits per symbol").unwrap().parse().unwrap();
     assert!((0.5..4.0).contains(&mean), "{output}");
 }

@@ -171,7 +171,7 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
         let long = format!("{text},9");
         let message = weir(&[command, "--model", &folder("gpt2"), "--ids", &long]).unwrap_err();
         assert!(
-            message.contains("expected at most 255 characters (no more positions were learned), found 256"),
+            message.contains("expected at most 255 symbols (no more positions were learned), found 256"),
             "{message}"
         );
     }

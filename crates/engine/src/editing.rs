@@ -552,7 +552,7 @@ impl PendingCompletion {
         if let Some(longest) = prefix.len().checked_add(rules.max_chars).filter(|longest| *longest > card.max_symbols) {
             let limit = card.max_symbols;
             let why = card.max_symbols_why;
-            return Err(Error::TooLong { field, length: longest, limit, unit: "characters with max_chars", why });
+            return Err(Error::TooLong { field, length: longest, limit, unit: "symbols with max_chars", why });
         }
         Ok(CompletionTask::new(session, prefix, search))
     }

@@ -344,7 +344,7 @@ pub fn check_stop_count(count: usize) -> Result<()> {
 /// Checks the length of a stop string in symbols; callers do so before and after they normalise it.
 pub fn check_stop_length(field: &'static str, length: usize) -> Result<()> {
     if length == 0 || length > OptionLimits::STOP_SYMBOLS {
-        let bound = format!("1 to {} characters", OptionLimits::STOP_SYMBOLS);
+        let bound = format!("1 to {} symbols", OptionLimits::STOP_SYMBOLS);
         return Err(bad(field, length, bound));
     }
     Ok(())
@@ -369,7 +369,7 @@ pub fn check_length_within(field: &'static str, length: usize, limit: usize) -> 
         return Err(bad(field, "\"\"", "at least one symbol".into()));
     }
     if length > limit {
-        return Err(Error::TooLong { field, length, limit, unit: "characters", why: None });
+        return Err(Error::TooLong { field, length, limit, unit: "symbols", why: None });
     }
     Ok(())
 }

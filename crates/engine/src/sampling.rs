@@ -961,10 +961,10 @@ mod tests {
         let ones = "1".repeat(100);
         for (texts, start) in [
             (vec!["q"; 17], "stopping.stop: expected at most 16, found 17"),
-            (vec!["c", ""], "stopping.stop[1]: expected 1 to 256 characters, found 0"),
-            (vec!["c", &long], "stopping.stop[1]: expected 1 to 256 characters, found 257"),
-            (vec![&spaces], "stopping.stop[0]: expected 1 to 256 characters, found 257"),
-            (vec!["q", &ones], "stopping.stop[1]: expected 1 to 256 characters, found 401"),
+            (vec!["c", ""], "stopping.stop[1]: expected 1 to 256 symbols, found 0"),
+            (vec!["c", &long], "stopping.stop[1]: expected 1 to 256 symbols, found 257"),
+            (vec![&spaces], "stopping.stop[0]: expected 1 to 256 symbols, found 257"),
+            (vec!["q", &ones], "stopping.stop[1]: expected 1 to 256 symbols, found 401"),
         ] {
             let error = stop(&texts).unwrap_err().to_string();
             assert!(error.starts_with(start), "{error}");

@@ -1514,8 +1514,8 @@ impl Generate {
         if text.len() <= limit {
             return Ok(());
         }
-        let bound = format!("at most {limit} characters (max_chars, and the room after the prompt)");
-        Err(bad(field, format!("{} characters", text.len()), bound))
+        let bound = format!("at most {limit} symbols (max_chars, and the room after the prompt)");
+        Err(bad(field, format!("{} symbols", text.len()), bound))
     }
 
     /// Checks the resumed text against the limits, the vocabulary and where a text may end. The error names the field.

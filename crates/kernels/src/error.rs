@@ -116,7 +116,7 @@ pub enum Error {
         field: &'static str,
         length: usize,
         limit: usize,
-        /// The unit: `characters`, `bytes`.
+        /// The unit: `symbols`, `bytes`.
         unit: &'static str,
         /// The reason for the limit, if the model sets it; none for a setting.
         why: Option<&'static str>,
@@ -126,7 +126,7 @@ pub enum Error {
     LongerThan {
         field: &'static str,
         limit: usize,
-        /// The unit: `characters`, `bytes`.
+        /// The unit: `symbols`, `bytes`.
         unit: &'static str,
         /// The reason for the limit, if the model sets it; none for a setting.
         why: Option<&'static str>,

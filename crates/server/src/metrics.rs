@@ -1,9 +1,9 @@
 //! All metrics, declared once: each one's name, kind, buckets, labels and help.
 //!
 //! Names are vLLM's where it has one that `promtool check metrics` accepts, under the prefix `weir_`; vLLM's token is a
-//! character here. A [`Meter`] takes the events of one engine: from each follow the metrics and the latency report
+//! symbol here. A [`Meter`] takes the events of one engine: from each follow the metrics and the latency report
 //! (`latency_windows`). Its series are looked up when the model is loaded, so a step looks up and
-//! allocates nothing. One exception: when a request ends, the series of its levels of chunking are looked up. Only gauges are read
+//! allocates nothing. One exception: when a request ends, the series of its levels of segments are looked up. Only gauges are read
 //! on each scrape ([`Metrics::render`]). A router's picker scrapes twenty times a second, and reads gauges only: it gets no histograms
 //! ([`Metrics::render_load`]), which are four fifths of the text.
 
@@ -444,14 +444,14 @@ const SECONDS: [f64; 28] = [
     50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0,
 ];
 
-/// Buckets of character counts.
+/// Buckets of symbol counts.
 const CHARS: [f64; 21] =
     [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6];
 
 /// Buckets of the rows of a step.
 const ROWS: [f64; 14] = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0, 128.0, 512.0, 4096.0];
 
-/// Buckets of characters per segment.
+/// Buckets of symbols per segment.
 const SHORTENING: [f64; 12] = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 24.0, 64.0];
 
 /// Values of the label that separates gaps after a boundary from gaps within a segment.
@@ -534,20 +534,20 @@ per_model! {
     restarts: Counter = Counter::default(), ["" [""]],
         "worker_restarts", "Times that the model's worker started over after a panic";
     prompt_chars: Counter = Counter::default(), ["" [""]],
-        "prompt_tokens", "Characters of prompts and scored texts that were processed";
-    generated_chars: Counter = Counter::default(), ["" [""]], "generation_tokens", "Characters generated";
+        "prompt_tokens", "Symbols of prompts and scored texts that were processed";
+    generated_chars: Counter = Counter::default(), ["" [""]], "generation_tokens", "Symbols generated";
     cache_queries: Counter = Counter::default(), ["" [""]],
-        "prefix_cache_queries", "Characters of prompts looked up in the segment cache: all but the last, which is always fed";
+        "prefix_cache_queries", "Symbols of prompts looked up in the segment cache: all but the last, which is always fed";
     cache_hits: Counter = Counter::default(), ["" [""]],
-        "prefix_cache_hits", "Characters of prompts that came from the segment cache";
+        "prefix_cache_hits", "Symbols of prompts that came from the segment cache";
     resumed: Counter = Counter::default(), ["" [""]],
         "resumed_requests", "Requests that continued the text of a broken stream";
     resumed_chars: Counter = Counter::default(), ["" [""]],
-        "resumed_tokens", "Characters of such texts, which were fed and not generated";
+        "resumed_tokens", "Symbols of such texts, which were fed and not generated";
     drafted: Counter = Counter::default(), ["" [""]],
-        "spec_decode_num_draft_tokens", "Characters that speculation guessed and fed";
+        "spec_decode_num_draft_tokens", "Symbols that speculation guessed and fed";
     accepted: Counter = Counter::default(), ["" [""]],
-        "spec_decode_num_accepted_tokens", "Guessed characters that were right";
+        "spec_decode_num_accepted_tokens", "Guessed symbols that were right";
     constraints: Counter = Counter::default(), ["kind" Constraint::KINDS],
         "constrained_requests", "Requests whose text must have a form, by the kind of their constraint";
     refused_constraints: Counter = Counter::default(), ["kind" Constraint::KINDS],
@@ -555,7 +555,7 @@ per_model! {
     constraint_seconds: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
         "constraint_compile_seconds", "Time to compile a constraint, or to find it compiled";
     forced: Counter = Counter::default(), ["" [""]],
-        "forced_chars", "Generated characters that a constraint forced, fed together";
+        "forced_chars", "Generated symbols that a constraint forced, fed together";
     edit_sessions: Gauge = Gauge::default(), ["" [""]], "edit_sessions", "Editing sessions with an open document";
     edits: Counter = Counter::default(), ["event" EDIT_EVENTS],
         "edit_events", "Changes, completions and scores of editing sessions, and requests that a change overtook";
@@ -564,9 +564,9 @@ per_model! {
     failure: Counter = Counter::default(), ["code" CODES.map(Code::name)],
         "request_failure", "Requests that an engine accepted and ended with an error, by status code";
     first_char: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
-        "time_to_first_token_seconds", "From a request's arrival to its first character";
+        "time_to_first_token_seconds", "From a request's arrival to its first symbol";
     gap: ObservedHistogram = ObservedHistogram::new(SECONDS), ["after" AFTER],
-        "inter_token_latency_seconds", "From one character to the next, after a boundary or within a segment";
+        "inter_token_latency_seconds", "From one symbol to the next, after a boundary or within a segment";
     total: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
         "e2e_request_latency_seconds", "From a request's arrival to its end";
     queue: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
@@ -576,25 +576,25 @@ per_model! {
     prefill: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
         "request_prefill_time_seconds", "From a request's admission to the end of its prompt";
     decode: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
-        "request_decode_time_seconds", "From a request's first character to its last";
-    prompt: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]], "request_prompt_tokens", "Characters of a request's prompt";
+        "request_decode_time_seconds", "From a request's first symbol to its last";
+    prompt: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]], "request_prompt_tokens", "Symbols of a request's prompt";
     generation: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]],
-        "request_generation_tokens", "Characters generated for a request";
+        "request_generation_tokens", "Symbols generated for a request";
     step_chars: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]],
-        "iteration_tokens", "Characters fed in a step, all rows together";
+        "iteration_tokens", "Symbols fed in a step, all rows together";
     step_rows: ObservedHistogram = ObservedHistogram::new(ROWS), ["" [""]], "rows_per_step", "Rows fed in a step";
     middle_rows: ObservedHistogram = ObservedHistogram::new(ROWS), ["" [""]],
         "middle_rows_per_step", "Rows that shared a run of the middle layers";
     middle_run: Counter = Counter::default(), ["" [""]],
         "middle_steps_run", "Runs of the middle layers: one for each segment that closed";
     middle_skipped: Counter = Counter::default(), ["" [""]],
-        "middle_steps_skipped", "Runs of the middle layers that pooling saved: one for each character that closed no segment";
+        "middle_steps_skipped", "Runs of the middle layers that pooling saved: one for each symbol that closed no segment";
     shortening: FloatGauge = FloatGauge::default(), ["" [""]],
-        "shortening_factor", "Characters per closed segment since a model of this name was first loaded; 0 before the first";
+        "shortening_factor", "Symbols per closed segment since a model of this name was first loaded; 0 before the first";
     boundary_rate: FloatGauge = FloatGauge::default(), ["" [""]],
-        "boundary_rate", "Closed segments per character since a model of this name was first loaded";
+        "boundary_rate", "Closed segments per symbol since a model of this name was first loaded";
     request_shortening: ObservedHistogram = ObservedHistogram::new(SHORTENING), ["" [""]],
-        "request_shortening_factor", "Characters per closed segment of a request that closed any";
+        "request_shortening_factor", "Symbols per closed segment of a request that closed any";
     lookups: Counter = Counter::default(), ["result" ["hit", "miss"]],
         "segment_cache_lookups", "Lookups in the segment cache, by result";
     hit_bytes: Counter = Counter::default(), ["" [""]],
@@ -711,7 +711,7 @@ fn labels(model: &str, label: &'static str, values: &[&str]) -> impl Iterator<It
     values.iter().map(move |value| [("model_name", model.to_owned())].into_iter().chain(own(value)).collect())
 }
 
-/// The metrics of all models' levels of chunking. A model without several levels has no such series, so they begin with the first
+/// The metrics of all models' levels of segments. A model without several levels has no such series, so they begin with the first
 /// request that has levels. Clones share their series.
 #[derive(Debug, Clone, Default)]
 struct LevelFamilies {
@@ -724,10 +724,10 @@ struct LevelFamilies {
 
 impl LevelFamilies {
     fn register(registry: &mut Registry) -> Self {
-        let chunks = "Chunks of finished requests, by level of chunking: 1 is the outermost";
+        let chunks = "Segments of finished requests, by level: 1 is the outermost";
         let steps =
             "Runs of the layers inside a level, summed over finished requests; a shared run counts for each request";
-        let mean = "Mean chunk length: in characters at level 1, and in chunks of the enclosing level at inner levels";
+        let mean = "Mean segment length: in symbols at level 1, and in segments of the enclosing level at inner levels";
         Self {
             chunks: register(registry, "level_chunks", chunks),
             middle_steps: register(registry, "level_middle_steps", steps),

@@ -260,7 +260,7 @@ mod tests {
             (Error::Unreadable { field: Some("a".into()), why: "x".into() }, Code::InvalidArgument, "field"),
             (Error::Exclusive { first: "a", second: "b" }, Code::InvalidArgument, "field"),
             (
-                Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters", why: None },
+                Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "symbols", why: None },
                 Code::InvalidArgument,
                 "limit",
             ),
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn an_unknown_length_breaks_the_same_rule() {
-        let status = status(&Error::LongerThan { field: "prompt", limit: 8, unit: "characters", why: None }, "r");
+        let status = status(&Error::LongerThan { field: "prompt", limit: 8, unit: "symbols", why: None }, "r");
         let info = status.get_error_details().error_info().unwrap().clone();
         assert_eq!((status.code(), info.reason.as_str()), (Code::InvalidArgument, "TOO_LONG"));
         assert_eq!((info.metadata["length"].as_str(), info.metadata["limit"].as_str()), ("more than 8", "8"));

@@ -128,7 +128,7 @@ pub struct Args {
     /// End of a completion: the word, the line or the segment.
     #[arg(long, value_name = "END", default_value = "word", value_parser = end(), env = "WEIR_UNTIL")]
     until: Until,
-    /// Maximum characters of a completion, 1 to 256.
+    /// Maximum symbols of a completion, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = whole(1..=256u32), env = "WEIR_COMPLETION_CHARS")]
     completion_chars: u32,
     /// Do not mark misspelt words.

@@ -212,8 +212,8 @@ pub(super) struct EngineArgs {
     /// Maximum steps that a row waits after its segment closed, to share the segment step with other rows.
     #[arg(long, value_name = "N", env = "WEIR_BOUNDARY_WAIT", default_value_t = Limits::default().boundary_wait.to_string())]
     boundary_wait: String,
-    /// Guess characters that are checked in one step: `auto` as far as that is expected to save time, `off`, or the most characters
-    /// to guess at a time, 1 to 16. The generated text does not depend on it. A request may override it.
+    /// Guess symbols that are checked in one step: `auto` as far as that is expected to save time, `off`, or the most symbols to
+    /// guess at a time, 1 to 16. The generated text does not depend on it. A request may override it.
     #[arg(long, value_name = "auto|off|N", env = "WEIR_SPECULATE", default_value_t = Limits::default().speculation.to_string())]
     speculate: String,
     /// Maximum events that wait for a slow client before its row pauses.

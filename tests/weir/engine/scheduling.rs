@@ -76,13 +76,10 @@ fn the_total_length_of_queued_prompts_is_limited() {
     let full = |job, tenant| engine.submit(job, terms(tenant, 0)).unwrap_err();
     // The share also holds for the first request of a tenant.
     let refused = full(score(51), "a");
-    assert!(
-        matches!(refused, Error::QueueFull { what: "prompt characters of one tenant", limit: 50, .. }),
-        "{refused}"
-    );
+    assert!(matches!(refused, Error::QueueFull { what: "prompt symbols of one tenant", limit: 50, .. }), "{refused}");
     let second = engine.submit(score(50), terms("a", 0)).unwrap();
     let third = engine.submit(plain(25, 1), terms("b", 0)).unwrap();
-    assert!(matches!(full(plain(27, 1), "c"), Error::QueueFull { what: "prompt characters", limit: 100, .. }));
+    assert!(matches!(full(plain(27, 1), "c"), Error::QueueFull { what: "prompt symbols", limit: 100, .. }));
     let fourth = engine.submit(plain(13, 1), terms("c", 0)).unwrap();
     toy.gate.release();
     [first, second, third, fourth].into_iter().for_each(|events| drop(read(events).unwrap()));

@@ -116,7 +116,7 @@ async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
     let status = server.generate(prompt("a b c d e a b c d e")).await.map(drop).unwrap_err();
     assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
     let details = details(&status);
-    assert_eq!(details.error_info().unwrap().metadata["what"], "prompt characters");
+    assert_eq!(details.error_info().unwrap().metadata["what"], "prompt symbols");
     assert!(details.retry_info().unwrap().retry_delay.is_some());
     server.model.gate.release();
     crate::wire::read(first).await.unwrap();

@@ -24,9 +24,9 @@ class Character:
 
     #: A symbol that is not text on its own, such as one byte of a longer code point, appears as its escape.
     text: str
-    #: Natural logarithm of the probability. None if not requested, or if the character has no context.
+    #: Natural logarithm of the probability. None if not requested, or if the symbol has no context.
     logprob: Optional[float]
-    #: True if a segment ends with this character, or, in a model with dynamic chunking, begins with it. None if not requested or
+    #: True if a segment ends with this symbol, or, in an H-Net, begins with it. None if not requested or
     #: not yet known.
     boundary: Optional[bool]
     #: Output of the boundary predictor, 0 to 1; not calibrated.
@@ -34,15 +34,15 @@ class Character:
     #: The most probable symbols at this position, best first, if requested.
     top: Tuple[Alternative, ...]
     id: int
-    #: Log-probability of the mark that ends the character's segment, for models that generate such marks.
+    #: Log-probability of the mark that ends the symbol's segment, for models that generate such marks.
     nxt_logprob: Optional[float]
-    #: Number of levels at which a chunk begins with this character, if boundaries were requested. 0 in models without chunking.
+    #: Number of levels at which a segment begins with this symbol, if boundaries were requested. 0 in other models.
     chunk_depth: int
     #: Bytes of a symbol that is not text on its own; None for every other symbol.
     raw_bytes: Optional[bytes]
     #: True for the symbol with which the model ended its text. It has no text.
     ends_text: bool
-    #: Probability of all characters that the form of the text allows here, if log-probabilities were requested.
+    #: Probability of all symbols that the form of the text allows here, if log-probabilities were requested.
     constraint_mass: Optional[float] = None
     #: Entropy in nats of the prediction that decides whether a segment ends, if entropies decide.
     boundary_entropy: Optional[float] = None
@@ -50,15 +50,15 @@ class Character:
 
 @dataclass(frozen=True)
 class Usage:
-    """Counts of processed characters. A character is one symbol of the vocabulary."""
+    """Counts of processed symbols. A symbol is a character, a byte or a token."""
 
     prompt_chars: int
-    #: Characters of the prompt that came from the segment cache and needed no computation.
+    #: Symbols of the prompt that came from the segment cache and needed no computation.
     cached_chars: int
     generated_chars: int
     prompt_segments: int
     generated_segments: int
-    #: Characters per closed segment; None if none was closed.
+    #: Symbols per closed segment; None if none was closed.
     shortening_factor: Optional[float]
     nxt_steps: int
     #: Unicode characters of the prompt or text. `generate` and `score` set it.
@@ -68,13 +68,13 @@ class Usage:
     #: Unicode characters of the prompt or text that the normaliser replaced or dropped. `generate`, `score` and
     #: `segment` set it.
     normalized_chars: Optional[int]
-    #: Generated characters that an earlier stream had sent: `resume_text` or `resume_ids`.
+    #: Generated symbols that an earlier stream had sent: `resume_text` or `resume_ids`.
     resumed_chars: int
-    #: Characters that the server guessed and fed to the model: see `speculate`.
+    #: Symbols that the server guessed and fed to the model: see `speculate`.
     drafted_chars: int
-    #: Guessed characters that were right. They count as generated, too.
+    #: Guessed symbols that were right. They count as generated, too.
     accepted_chars: int
-    #: Generated characters that the form of the text forced, fed to the model in chunks.
+    #: Generated symbols that the form of the text forced, fed to the model together.
     forced_chars: int = 0
 
 
@@ -101,11 +101,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class LevelUsage:
-    """One level of a model with several levels of chunking."""
+    """One level of a model whose segments nest."""
 
-    #: Chunks of this level that begin with characters of the prompt, the text or the generated text.
+    #: Segments of this level that begin with symbols of the prompt, the text or the generated text.
     chunks: int
-    #: Characters per chunk in the outermost level; chunks of the level around it per chunk in the others.
+    #: Symbols per segment in the outermost level; segments of the level around it per segment in the others.
     shortening_factor: float
     #: Runs of the layers inside this level.
     middle_steps: int

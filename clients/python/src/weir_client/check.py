@@ -40,7 +40,7 @@ class WordAlternative:
     """A spelling that is more probable in the place of a word."""
 
     text: str
-    #: Natural log-probability of the spelling and of the character after the word.
+    #: Natural log-probability of the spelling and of the symbol after the word.
     logprob: float
 
 
@@ -55,7 +55,7 @@ class CheckedWord:
     #: Offsets in the text's UTF-16.
     start_utf16: int
     end_utf16: int
-    #: Natural log-probability of the word and of the character after it.
+    #: Natural log-probability of the word and of the symbol after it.
     logprob: float
     #: Best first; at least one.
     alternatives: Tuple[WordAlternative, ...]

@@ -43,7 +43,7 @@ class CompressOptions(CallOptions, total=False):
     model: Optional[str]
     #: Rewrite the text with the model's normaliser before it is compressed.
     normalise: Optional[bool]
-    #: Maximum characters of a block.
+    #: Maximum symbols of a block.
     block_chars: Optional[int]
     #: (length, stride): the windows in which the model reads a block.
     windows: Optional[Tuple[int, int]]
@@ -67,11 +67,11 @@ class CodecSummary:
     """The last message of a call: its totals."""
 
     text_bytes: int
-    #: Characters of the text.
+    #: Symbols of the text.
     chars: int
     compressed_bytes: int
     blocks: int
-    #: Size of the compressed data in bits per character; None for an empty text.
+    #: Size of the compressed data in bits per symbol; None for an empty text.
     bits_per_char: Optional[float]
 
 

@@ -69,7 +69,7 @@ class CompletionItem:
     #: Natural logarithm of its probability, including that it ends where it does.
     logprob: float
     chars: int
-    #: Indexes of its characters with which a segment ends or a chunk begins.
+    #: Indexes of its symbols with which a segment ends or begins.
     boundaries: Tuple[int, ...]
 
 
@@ -83,7 +83,7 @@ class DocumentCompletions:
     items: Tuple[CompletionItem, ...]
     #: True if the search ended at its limit before it had found all of them.
     cut: bool
-    #: Characters before the cursor that came from the segment cache.
+    #: Symbols before the cursor that came from the segment cache.
     reused_chars: int
     recomputed_chars: int
     #: Distributions that the search computed, needed or not.
@@ -98,7 +98,7 @@ class DocumentScores:
     """The scores of a part of the text."""
 
     revision: int
-    #: The characters that the model reads: the normalised text.
+    #: The symbols that the model reads: the normalised text.
     characters: Tuple[Character, ...]
     #: For each of them the index in the document's text of the character from which it comes.
     starts: Tuple[int, ...]
@@ -268,7 +268,7 @@ class EditSession(_Document):
         return completions
 
     def score(self, start: int = 0, end: Optional[int] = None) -> DocumentScores:
-        """Returns the log-probability of each character from `start` to `end`. Raises `WeirError`."""
+        """Returns the log-probability of each symbol from `start` to `end`. Raises `WeirError`."""
         self._begin()
         request = self._scoring(start, end)
         return _scores(self._ask(request.score.id, request), self._text)
@@ -404,7 +404,7 @@ class AsyncEditSession(_Document):
         return completions
 
     async def score(self, start: int = 0, end: Optional[int] = None) -> DocumentScores:
-        """Returns the log-probability of each character from `start` to `end`. Raises `WeirError`."""
+        """Returns the log-probability of each symbol from `start` to `end`. Raises `WeirError`."""
 
         def make() -> Tuple[int, pb.EditRequest]:
             request = self._scoring(start, end)

@@ -23,7 +23,7 @@ METHOD = Method("/weir.v1.Generation/Generate", pb.GenerateRequest, pb.GenerateR
 class SamplingOptions(TypedDict, total=False):
     """How `generate` and `summarize` choose what comes next: the options in the message `Sampling`."""
 
-    #: At 0 the server takes the most probable character. The checkpoint's by default, else 1.
+    #: At 0 the server takes the most probable symbol. The checkpoint's by default, else 1.
     temperature: Optional[float]
     top_k: Optional[int]
     top_p: Optional[float]
@@ -74,7 +74,7 @@ _SUBMESSAGES = {
     **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
     **dict.fromkeys(["echo", "logprobs", "top_logprobs", "boundaries", "ids"], "details"),
 }
-# Minimum characters of a message for `generate`, which returns the complete text and needs no smaller messages.
+# Minimum symbols of a message for `generate`, which returns the complete text and needs no smaller messages.
 _LARGE_PIECES = 256
 
 
@@ -83,7 +83,7 @@ class GenerateOptions(CallOptions, SamplingOptions, FormOptions, total=False):
 
     #: Optional if exactly one model of the server can answer the call.
     model: Optional[str]
-    #: Maximum number of characters to generate; 256 by default.
+    #: Maximum number of symbols to generate; 256 by default.
     max_chars: Optional[int]
     min_chars: Optional[int]
     max_segments: Optional[int]
@@ -99,7 +99,7 @@ class GenerateOptions(CallOptions, SamplingOptions, FormOptions, total=False):
     boundary_threshold: Optional[float]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
-    #: "auto", "off" or a number from 1 to 16: how the server guesses characters. The text does not depend on it.
+    #: "auto", "off" or a number from 1 to 16: how the server guesses symbols. The text does not depend on it.
     speculate: Union[str, int, None]
     #: The prompt as ids of the vocabulary. The prompt's text must then be empty.
     prompt_ids: Optional[Sequence[int]]
@@ -111,15 +111,15 @@ class GenerateOptions(CallOptions, SamplingOptions, FormOptions, total=False):
     resume_ids: Optional[Sequence[int]]
     #: Return the prompt before the text.
     echo: Optional[bool]
-    #: Return the log-probability of each character.
+    #: Return the log-probability of each symbol.
     logprobs: Optional[bool]
-    #: Return this many of the most probable symbols at the position of each character.
+    #: Return this many of the most probable symbols at the position of each symbol.
     top_logprobs: Optional[int]
-    #: Return for each character whether a segment ends with it.
+    #: Return for each symbol whether a segment ends with it.
     boundaries: Optional[bool]
-    #: Return the id of each character.
+    #: Return the id of each symbol.
     ids: Optional[bool]
-    #: Minimum number of characters in a piece.
+    #: Minimum number of symbols in a piece.
     coalesce_chars: Optional[int]
     #: Send one segment in each piece.
     per_segment: Optional[bool]
@@ -150,7 +150,7 @@ class Started:
     request_id: str
     model: str
     prompt_chars: int
-    #: Characters of the prompt that came from the segment cache and needed no computation.
+    #: Symbols of the prompt that came from the segment cache and needed no computation.
     cached_chars: int
     #: Unicode characters of the prompt. In a model of tokens or bytes, `prompt_chars` counts those.
     prompt_text_chars: Optional[int]
@@ -158,7 +158,7 @@ class Started:
     normalized_chars: Optional[int]
     #: The seed of all random draws. `resume_text` needs it.
     seed: Optional[int]
-    #: Characters of `resume_text` or `resume_ids`.
+    #: Symbols of `resume_text` or `resume_ids`.
     resumed_chars: int
 
 
@@ -167,11 +167,11 @@ class Piece:
     """The next part of the text."""
 
     text: str
-    #: The characters of the text, if the caller set `logprobs`, `top_logprobs` or `boundaries`.
+    #: The symbols of the text, if the caller set `logprobs`, `top_logprobs` or `boundaries`.
     characters: Tuple[Character, ...]
     #: True if this piece is part of the echoed prompt.
     prompt: bool
-    #: Ids of the piece's characters, if the caller set `ids`.
+    #: Ids of the piece's symbols, if the caller set `ids`.
     ids: Tuple[int, ...] = ()
 
 
@@ -185,7 +185,7 @@ class Finished:
     seed: int
     usage: Usage
     timing: Timing
-    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    #: The levels of a model whose segments nest, outermost first; empty for other models.
     levels: Tuple[LevelUsage, ...]
 
 
@@ -195,7 +195,7 @@ class Generated:
 
     #: The generated text, without the prompt.
     text: str
-    #: The characters of the text, if the caller set `logprobs`, `top_logprobs` or `boundaries`.
+    #: The symbols of the text, if the caller set `logprobs`, `top_logprobs` or `boundaries`.
     characters: Tuple[Character, ...]
     #: The prompt as it was sent, if the caller set `echo`.
     prompt: Optional[str]
@@ -207,7 +207,7 @@ class Generated:
     seed: int
     usage: Usage
     timing: Timing
-    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    #: The levels of a model whose segments nest, outermost first; empty for other models.
     levels: Tuple[LevelUsage, ...]
 
 

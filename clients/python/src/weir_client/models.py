@@ -31,7 +31,7 @@ class Vocabulary:
     first_byte: int
     #: True if the symbols are the pieces of a tokenizer.
     pieces: bool
-    #: Ids of special symbols, by name. An end byte without a start mark is also a character of prompts.
+    #: Ids of special symbols, by name. An end byte without a start mark is also a symbol of prompts.
     marks: Mapping[str, int]
 
 
@@ -127,7 +127,7 @@ class Model:
     #: Number of trained parameters.
     parameters: int
     vocabulary: Vocabulary
-    #: Characters in one training window.
+    #: Symbols in one training window.
     training_length: int
     #: True if the model cuts text into segments.
     pooled: bool

@@ -71,7 +71,7 @@ class MeasuredTexts:
     generated_chars: int
     #: One sample for each closed segment.
     middle_steps_run: int
-    #: Characters that closed no segment.
+    #: Symbols that closed no segment.
     middle_steps_skipped: int
     shortening_factor: Optional[float]
     steps: int
@@ -84,13 +84,13 @@ class MeasuredTexts:
     queue: LatencyHistogram
     prefill: LatencyHistogram
     total: LatencyHistogram
-    #: One for each level of a model with several levels of chunking, outermost first.
+    #: One for each level of a model whose segments nest, outermost first.
     levels: Tuple[LevelUsage, ...]
 
 
 @dataclass(frozen=True)
 class CalibratedStep:
-    """A step of `rows` rows with `chars` characters each. Times are medians."""
+    """A step of `rows` rows with `chars` symbols each. Times are medians."""
 
     rows: int
     chars: int
@@ -148,7 +148,7 @@ class CacheEffect:
     looked_up_chars: int
     found_chars: int
     shared_bytes: int
-    #: Estimated: time to compute the cached characters at the measured speed of the computed characters.
+    #: Estimated: time to compute the cached symbols at the measured speed of the computed symbols.
     prefill_spared_estimate_ns: Optional[int]
 
 

@@ -41,39 +41,39 @@ class ScoreOptions(CallOptions, total=False):
     ids: Optional[Sequence[int]]
     #: Compute `renormalized_bits`, for models with special symbols.
     exact_logprobs: Optional[bool]
-    #: (length, stride): score the text in windows of `length` characters, each of which scores `stride` characters. The text may
+    #: (length, stride): score the text in windows of `length` symbols, each of which scores `stride` symbols. The text may
     #: be longer than the model's longest sequence.
     windows: Optional[Tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """The score of a text, without its characters."""
+    """The score of a text, without its symbols."""
 
-    #: Mean over the scored characters; None if no character was scored.
+    #: Mean over the scored symbols; None if no symbol was scored.
     bits_per_char: Optional[float]
-    #: Number of characters that have a log-probability.
+    #: Number of symbols that have a log-probability.
     scored_chars: int
     seed: int
     usage: Usage
     timing: Timing
-    #: Bits of the marks that end segments, divided by the number of scored characters; for models that generate such marks.
+    #: Bits of the marks that end segments, divided by the number of scored symbols; for models that generate such marks.
     nxt_bits_per_char: Optional[float]
-    #: Bits of the scored characters, divided by the bytes of their text in UTF-8.
+    #: Bits of the scored symbols, divided by the bytes of their text in UTF-8.
     bits_per_byte: Optional[float]
-    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    #: The levels of a model whose segments nest, outermost first; empty for other models.
     levels: Tuple[LevelUsage, ...]
     #: Bits of the text and its end, with probabilities renormalized over the symbols that a text can contain and its end.
     renormalized_bits: Optional[float]
-    #: Characters per segment over all windows, including characters that are read again as context.
+    #: Symbols per segment over all windows, including symbols that are read again as context.
     window_shortening_factor: Optional[float]
 
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a text, with its characters."""
+    """The score of a text, with its symbols."""
 
-    #: Characters in the order of the text, each with log-probability and boundary.
+    #: Symbols in the order of the text, each with log-probability and boundary.
     characters: Tuple[Character, ...]
     bits_per_char: Optional[float]
     scored_chars: int
@@ -81,13 +81,13 @@ class Score:
     usage: Usage
     timing: Timing
     nxt_bits_per_char: Optional[float]
-    #: Bits of the scored characters, divided by the bytes of their text in UTF-8.
+    #: Bits of the scored symbols, divided by the bytes of their text in UTF-8.
     bits_per_byte: Optional[float]
-    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    #: The levels of a model whose segments nest, outermost first; empty for other models.
     levels: Tuple[LevelUsage, ...]
     #: Bits of the text and its end, with probabilities renormalized over the symbols that a text can contain and its end.
     renormalized_bits: Optional[float]
-    #: Characters per segment over all windows, including characters that are read again as context.
+    #: Symbols per segment over all windows, including symbols that are read again as context.
     window_shortening_factor: Optional[float]
 
 
@@ -116,20 +116,20 @@ class _Events:
 
 
 class ScoreStream(EventStream[pb.ScoreResponse, Tuple[Character, ...], _Events]):
-    """Iterates over chunks of a text's characters. Closing the stream, or leaving its `with`, cancels the call."""
+    """Iterates over runs of a text's symbols. Closing the stream, or leaving its `with`, cancels the call."""
 
     @property
     def summary(self) -> Optional[ScoreSummary]:
-        """The last message; None until all chunks have arrived."""
+        """The last message; None until all have arrived."""
         return self._events.summary
 
 
 class AsyncScoreStream(AsyncEventStream[pb.ScoreResponse, Tuple[Character, ...], _Events]):
-    """Iterates over chunks of a text's characters. Closing the stream, or leaving its `async with`, cancels the call."""
+    """Iterates over runs of a text's symbols. Closing the stream, or leaving its `async with`, cancels the call."""
 
     @property
     def summary(self) -> Optional[ScoreSummary]:
-        """The last message; None until all chunks have arrived."""
+        """The last message; None until all have arrived."""
         return self._events.summary
 
 
@@ -137,12 +137,12 @@ class ScoreCalls(Caller):
     """The calls of this module."""
 
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
-        """Returns bits per character, and each character's log-probability and boundary. Raises `WeirError`."""
+        """Returns bits per symbol, and each symbol's log-probability and boundary. Raises `WeirError`."""
         with self.score_chunks(text, **options) as stream:
             return stream._events.collect(list(stream))
 
     def score_chunks(self, text: str, **options: Unpack[ScoreOptions]) -> ScoreStream:
-        """Streams the score in chunks of at most 512 characters, for texts too long to keep all characters in memory."""
+        """Streams the score in runs of at most 512 symbols, for texts too long to keep all symbols in memory."""
         return ScoreStream(self._start(METHOD, _request(text, options), text, options), _Events())
 
 
@@ -150,12 +150,12 @@ class AsyncScoreCalls(AsyncCaller):
     """The calls of this module, for asyncio."""
 
     async def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
-        """Returns bits per character, and each character's log-probability and boundary. Raises `WeirError`."""
+        """Returns bits per symbol, and each symbol's log-probability and boundary. Raises `WeirError`."""
         async with self.score_chunks(text, **options) as stream:
             return stream._events.collect([chunk async for chunk in stream])
 
     def score_chunks(self, text: str, **options: Unpack[ScoreOptions]) -> AsyncScoreStream:
-        """Streams the score in chunks of at most 512 characters, for texts too long to keep all characters in memory."""
+        """Streams the score in runs of at most 512 symbols, for texts too long to keep all symbols in memory."""
         return AsyncScoreStream(self._start(METHOD, _request(text, options), text, options), _Events())
 
 

@@ -45,26 +45,26 @@ class Segment:
     #: Byte offsets in the UTF-8 of the normalised text.
     byte_start: int
     byte_end: int
-    #: Character offsets; a character is one symbol of the vocabulary.
+    #: Offsets in symbols.
     char_start: int
     char_end: int
-    #: Output of the boundary predictor for the segment's last character, or, in a model with dynamic chunking, its first. 0 to 1;
+    #: Output of the boundary predictor for the segment's last symbol, or, in an H-Net, its first. 0 to 1;
     #: not calibrated.
     boundary_probability: Optional[float]
     #: True if the text ended before the segment.
     open: bool
-    #: Number of levels at which a chunk begins with the first character. 0 in models without chunking.
+    #: Number of levels at which a segment begins with the first symbol. 0 in other models.
     chunk_depth: int
-    #: Entropy in nats after the last character, if entropies decide boundaries.
+    #: Entropy in nats after the last symbol, if entropies decide boundaries.
     boundary_entropy: Optional[float]
 
 
 @dataclass(frozen=True)
 class BoundaryLevel:
-    """The boundaries of one level of chunking."""
+    """The boundaries of one level of segments."""
 
-    #: One number for each character in the outermost level, and for each chunk of the level around it in the others. 1 if a
-    #: chunk of this level begins with it, otherwise 0.
+    #: One number for each symbol in the outermost level, and for each segment of the level around it in the others. 1 if a
+    #: segment of this level begins with it, otherwise 0.
     boundaries: Tuple[int, ...]
 
 
@@ -78,7 +78,7 @@ class Segmentation:
     seed: int
     usage: Usage
     timing: Timing
-    #: The levels of a model with several levels of chunking, outermost first; empty for other models.
+    #: The levels of a model whose segments nest, outermost first; empty for other models.
     levels: Tuple[LevelUsage, ...]
     #: The boundaries of each of these levels.
     boundary_levels: Tuple[BoundaryLevel, ...]

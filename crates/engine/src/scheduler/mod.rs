@@ -312,7 +312,7 @@ impl<T> Scheduler<T> {
             return full("requests", queue);
         }
         if total.symbols.saturating_add(demand.symbols) > queued_symbols {
-            return full("prompt characters", queued_symbols);
+            return full("prompt symbols", queued_symbols);
         }
         // With its preempted requests, so that those that wait for their clients do not pile up.
         if self.tenants.waiting_of(&demand.tenant) >= queue {
@@ -325,7 +325,7 @@ impl<T> Scheduler<T> {
         }
         let symbols = accounting::share(queued_symbols, total.symbols.saturating_sub(own.symbols), 0);
         if own.symbols.saturating_add(demand.symbols) > symbols {
-            return full("prompt characters of one tenant", symbols);
+            return full("prompt symbols of one tenant", symbols);
         }
         Ok(())
     }

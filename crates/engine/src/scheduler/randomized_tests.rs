@@ -93,11 +93,11 @@ impl Simulation {
             Err(Rejection::Full { what: "requests", limit }) => {
                 assert!(limit == self.rules.queue && total.requests >= limit);
             }
-            Err(Rejection::Full { what: "prompt characters", limit }) => assert!(total.symbols + symbols > limit),
+            Err(Rejection::Full { what: "prompt symbols", limit }) => assert!(total.symbols + symbols > limit),
             Err(Rejection::Full { what: "requests of one tenant", limit }) => {
                 assert!(own.requests >= limit.max(1) || own_waiting >= self.rules.queue);
             }
-            Err(Rejection::Full { what: "prompt characters of one tenant", limit }) => {
+            Err(Rejection::Full { what: "prompt symbols of one tenant", limit }) => {
                 assert!(own.symbols + symbols > limit);
             }
             Err(other) => panic!("{other:?}"),

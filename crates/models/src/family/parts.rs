@@ -500,8 +500,7 @@ pub fn check_feed(card: &Card, row: &SequenceRow, ready: bool) -> Result<()> {
     let length = row.state.len() + row.positions();
     let limit = card.max_symbols;
     if length > limit {
-        let unit = if card.vocabulary.is_subword() { "tokens" } else { "characters" };
-        return Err(Error::TooLong { field: "sequence", length, limit, unit, why: None });
+        return Err(Error::TooLong { field: "sequence", length, limit, unit: "symbols", why: None });
     }
     Ok(())
 }

@@ -581,7 +581,7 @@ impl Vocabulary {
     }
 
     fn too_long(&self, field: &'static str, text: &str, limit: usize) -> Error {
-        let unit = "characters";
+        let unit = "symbols";
         match (self.normaliser, self.is_bytes()) {
             (TextNormaliser::None, true) => {
                 let length = text.len() + usize::from(self.marks.is_some());
@@ -1031,9 +1031,9 @@ mod tests {
         let bytes = Vocabulary::byte_level(TextNormaliser::None);
         assert_eq!(plain.encode("prompt", "éneo", 4).unwrap().len(), 4);
         assert_eq!(folded.encode("prompt", "É  N,", 4).unwrap(), [1, 0, 2, 0]);
-        assert_eq!(message(&plain, "éneo éx"), "prompt: expected at most 4 characters, found 7");
-        assert_eq!(message(&bytes, "ééé"), "prompt: expected at most 4 characters, found 6");
-        assert_eq!(message(&folded, "oo 1"), "prompt: expected at most 4 characters, found more");
+        assert_eq!(message(&plain, "éneo éx"), "prompt: expected at most 4 symbols, found 7");
+        assert_eq!(message(&bytes, "ééé"), "prompt: expected at most 4 symbols, found 6");
+        assert_eq!(message(&folded, "oo 1"), "prompt: expected at most 4 symbols, found more");
         // normalising all of it would produce ten million symbols, which takes longer in every attempt
         let digits = "1".repeat(2 << 20);
         let is_quick = (0..20).any(|_| {

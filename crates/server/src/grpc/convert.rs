@@ -611,7 +611,7 @@ fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
         return Ok(());
     }
     let why = card.max_symbols_why;
-    Err(Error::TooLong { field, length, limit, unit: "characters", why })
+    Err(Error::TooLong { field, length, limit, unit: "symbols", why })
 }
 
 #[cfg(test)]

@@ -171,7 +171,7 @@ fn bytes_per_symbol(symbols: usize, bytes: usize, card: &Card) -> usize {
 /// Checks that a response with the segments of a text is not too long.
 pub(super) fn check_segments(symbols: usize, bytes: usize, card: &Card) -> Result<()> {
     const WHY: &str = "so that the response has at most 4 MiB; Score streams the boundaries of longer texts";
-    check_unary("text", symbols, "characters", 0, bytes_per_symbol(symbols, bytes, card), WHY)
+    check_unary("text", symbols, "symbols", 0, bytes_per_symbol(symbols, bytes, card), WHY)
 }
 
 /// Returns the segments of a text, in order. Together they cover all of it.

@@ -62,7 +62,6 @@ PACKAGES = "it needs a release build; .ci/run calls `.ci/package dev`, and deplo
 FULL = ".ci/full runs it"
 FUZZ = "it runs for minutes; .ci/full runs ten seconds of each target"
 PULL = "it needs the network; tests/weir/pull.rs runs it with a local server"
-LLAMA = "it builds llama.cpp for minutes"
 TORCH = "it needs PyTorch and runs for hours"
 
 HTTP = "--http-listen 127.0.0.1:800{0} --admin-listen 127.0.0.1:909{0}"
@@ -197,21 +196,6 @@ PAGES: Dict[str, List[Step]] = {
         ),
     ],
     "docs/benchmarks.md": [
-        Runs("weir init --config models/shapes/hourglass-41m.json pooled", ".*pooled.*", SMALL),
-        Runs("weir init --config models/shapes/vanilla-41m.json vanilla", ".*vanilla.*", SMALL),
-        bench(
-            "weir bench compare pooled vanilla --batch 1,8,16 --context 512 --dtype f32,bf16,int8,int4 --pairs 6",
-            ("--batch 1,8,16 --context 512", "--batch 1,2 --context 32 --steps 4"),
-            ("--pairs 6", "--pairs 1"),
-        ),
-        Elsewhere("pip install -r benches/against_llama_cpp-requirements.txt", LLAMA),
-        Elsewhere(
-            'python benches/against_llama_cpp.py --weir target/release/weir --note "my machine" --out docs/llama-cpp.json', LLAMA
-        ),
-        bench(
-            "weir bench constraints --dtype int8 --threads 2 --batch 1,8,16",
-            ("--batch 1,8,16", "--batch 1 --chars 64 --pairs 1"),
-        ),
         Elsewhere("pip install -r benches/against_transformers-requirements.txt", "it installs PyTorch"),
         Elsewhere("python benches/against_transformers.py --weir target/release/weir --context 512", "it needs PyTorch"),
         Elsewhere("weir init --config models/shapes/blt-1b.json --dtype int8 blt-1b", "it writes gigabytes"),
@@ -221,13 +205,6 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Elsewhere(
             "weir bench prefill --model blt-1b --dtype f32,int8 --symbols 2048 --chunk 2048", "it needs a model of gigabytes"
-        ),
-        Elsewhere("weir init --config models/shapes/pyramidion-124m.json pyramidion", "it writes half a gigabyte"),
-        Elsewhere("weir init --config models/shapes/blockwise-124m.json blockwise", "it writes half a gigabyte"),
-        bench(
-            "weir bench summarize pyramidion blockwise --batch 8 --source 8192 --tokens 512",
-            ("pyramidion blockwise", "SUMMARIZER SUMMARIZER"),
-            ("--batch 8 --source 8192 --tokens 512", "--batch 1 --source 32 --tokens 4 --pairs 1"),
         ),
     ],
     "docs/checkpoints.md": [

@@ -84,7 +84,7 @@ def make(about, folder, arguments):
     model, config = checkpoint.load(folder)
     weights = folder / "model.safetensors"
     card.update(family=config["family"], bytes=weights.stat().st_size, sha256=checkpoint.sha256(weights))
-    card["parameters"] = sum(tensor.numel() for tensor in model.state_dict().values())
+    card["parameters"] = sum(tensor.numel() for tensor in model.parameters())
     if config["family"] == "pyramidion":
         return {**card, **summaries(model, config, folder, card["run"]["recipe"]["corpus"], arguments)}
     corpus = card["run"]["recipe"]["corpus"] if "run" in card else "english"

@@ -163,11 +163,11 @@ def shapes(found):
     """Returns characters a second of two models, A with pooling and B without: two lines for each batch, a column for each type."""
     speeds = defaultdict(dict)
     for row in found:
-        dtype, load = row["a"]["dtype"], counted(row["batch"], "sequence")
-        speeds[f"{load}, without pooling"][dtype] = f"{row['b']['chars_per_second']:,.0f}"
-        speeds[f"{load}, with pooling"][dtype] = f"{row['a']['chars_per_second']:,.0f} ({row['ratio']['median']:.1f}×)"
+        dtype, batch = row["a"]["dtype"], row["batch"]
+        speeds[f"{batch} unpooled"][dtype] = f"{row['b']['chars_per_second']:,.0f}"
+        speeds[f"{batch} pooled"][dtype] = f"{row['a']['chars_per_second']:,.0f} ({row['ratio']['median']:.1f}×)"
     types = list(next(iter(speeds.values())))
-    return rows_of((f"characters a second, context {found[0]['context']}", *types), [(load, *cells.values()) for load, cells in speeds.items()])
+    return rows_of(("sequences", *types), [(load, *cells.values()) for load, cells in speeds.items()])
 
 
 def constraints(found):
@@ -213,7 +213,7 @@ def drawn(pair, colours):
         panel(12, "Time of an answer, ms", [f"{value:.0f}" for value in pair["times"]], pair["times"], f"{ratio} faster", ratio_interval),
         panel(12 + PANEL + 20, "Bits per byte of text (fewer is better)", [f"{value:.3f}" for value in pair["bits"]], pair["bits"], fewer, bits_interval),
     ]
-    foot = f"{pair['prompt']} bytes read and {pair['answer']} written, over gRPC; medians of {pair['rounds']} rounds. Bits: {pair['scored']}."
+    foot = f"{pair['prompt']} characters read and {pair['answer']} written, over gRPC; medians of {pair['rounds']} rounds. Bits: {pair['scored']}."
     style = "".join(f".{name}{{fill:{colour}}}" for name, colour in colours.items())
     title = f"An answer takes {pair['times'][1]:.0f} ms with pooling and {pair['times'][0]:.0f} ms without"
     return (

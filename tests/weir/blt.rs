@@ -339,6 +339,21 @@ fn a_long_patch_takes_several_steps() {
         // the symbol step has read the first part
         assert!(steps == PATCH.div_ceil(7) - 1 && alone.rows[0].logits == expected, "{steps}");
     }
+    // the engine counts the patch once
+    edit_json(&folder.path().join("config.json"), |config| config["max_patch_length"] = 3000.into());
+    let engine = Handle::start(load(folder.path(), &settings()).unwrap(), Limits::default()).unwrap();
+    let generate = Generate {
+        prompt: ids.iter().copied().cycle().take(1 + 3000).collect(),
+        stopping: Stopping { max_chars: 1, ..Stopping::default() },
+        ..Generate::default()
+    };
+    let mut events = engine.submit(Job::Generate(generate), None).unwrap();
+    let timing = loop {
+        if let weir::engine::Event::Finished { timing, .. } = events.blocking_recv().unwrap().unwrap() {
+            break timing;
+        }
+    };
+    assert_eq!(timing.middle_steps, 2);
 }
 
 #[test]

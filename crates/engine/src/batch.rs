@@ -287,6 +287,7 @@ impl Batch {
         self.symbol_step();
         step.symbol_took = clock::since(model_began);
         self.select_segment_rows();
+        let ran = !(self.fed.is_empty() && self.due.is_empty() && self.encode_feeds.is_empty());
         step.closed = self.segment_step();
         let finish_step_began = clock::now();
         step.finished = self.finish_step();
@@ -297,7 +298,7 @@ impl Batch {
         let took = self.simulated_step.unwrap_or_else(|| clock::since(began));
         self.count_step(EngineStep { took, ..step });
         // waiting rows are always due when no row is fed, so the worker never sleeps while rows wait
-        !(self.fed.is_empty() && self.due.is_empty() && self.encode_feeds.is_empty())
+        ran
     }
 
     /// Describes the step before its rows are fed.
@@ -443,26 +444,32 @@ impl Batch {
         }
     }
 
-    /// Runs the segment step. Returns the number of segments that it closes.
+    /// Runs the segment step. Returns the number of segments that it closes. Drops rows from `due` that need further steps: a segment
+    /// that is too long for one step counts once.
     fn segment_step(&mut self) -> usize {
         if self.due.is_empty() {
             return 0;
         }
-        let boundaries = |&row: &usize| self.row_table.rows[row].decisions.iter().filter(|mark| mark.boundary).count();
-        let closed = self.due.iter().map(|row| boundaries(row).max(1)).sum();
         let began = clock::now();
         let rows = &mut self.row_table.rows;
         let result = guarded(|| self.inner.model.segment_step(rows, &self.due, &mut self.scratch));
         let took = clock::since(began);
-        for &row in &self.due {
-            // symbols that a rollback kept, and that are fed again, have no decision
-            let decided = self.row_table.rows[row].decisions.iter().map(|mark| mark.closed_levels()).max();
-            let timer = &mut self.requests[self.row_table.owners[row]].timer;
-            timer.count_segment_step(took, decided.unwrap_or_default().max(1));
-        }
         if let Err(error) = result {
             self.fail_rows(&error, self.due.clone());
         }
+        let mut closed = 0;
+        for &row in &self.due {
+            let SequenceRow { decisions, status, .. } = &self.row_table.rows[row];
+            let timer = &mut self.requests[self.row_table.owners[row]].timer;
+            timer.middle += took;
+            if *status != StepStatus::Waiting {
+                // symbols that a rollback kept, and that are fed again, have no decision
+                let decided = decisions.iter().map(|mark| mark.closed_levels()).max();
+                timer.count_segment_step(decided.unwrap_or_default().max(1));
+                closed += decisions.iter().filter(|mark| mark.boundary).count().max(1);
+            }
+        }
+        self.due.retain(|&row| self.row_table.rows[row].status != StepStatus::Waiting);
         closed
     }
 

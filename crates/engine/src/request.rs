@@ -476,7 +476,8 @@ pub(crate) struct RequestTimer {
     middle_steps: u64,
     /// Segment steps that ran the layers inside a level, by level of chunking.
     level_steps: LevelCounts,
-    middle: Duration,
+    /// Time in segment steps.
+    pub(crate) middle: Duration,
     /// Time at which the latest segment of the answer got its first symbol.
     segment_started: Option<Instant>,
     /// `None` if a step without an estimate took part.
@@ -513,10 +514,9 @@ impl RequestTimer {
     }
 
     /// Counts a segment step that ran the layers inside the first `levels` levels of chunking.
-    pub(crate) fn count_segment_step(&mut self, duration: Duration, levels: usize) {
+    pub(crate) fn count_segment_step(&mut self, levels: usize) {
         self.middle_steps += 1;
         self.level_steps.add(levels);
-        self.middle += duration;
     }
 
     /// Records that a step of the request has no estimate of its time without pooling.

@@ -158,6 +158,8 @@ pub(crate) struct CompletionRequest {
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
     pub(crate) boundaries: Option<bool>,
+    /// Only `/v1/completions/render` returns them.
+    pub(crate) return_token_offsets: Option<bool>,
     pub(crate) boundary_mode: Option<String>,
     pub(crate) boundary_threshold: Option<f32>,
     pub(crate) max_segments: Option<u32>,
@@ -335,6 +337,10 @@ impl CompletionRequest {
 
     pub(crate) fn stream_options(&self) -> StreamOptions {
         self.stream_options.unwrap_or_default()
+    }
+
+    pub(crate) fn wants_offsets(&self) -> bool {
+        self.return_token_offsets.unwrap_or_default()
     }
 
     /// Returns true if the response marks where segments end.
@@ -802,7 +808,7 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
     ),
     (OtherField::OnlyOf(Path::Completions, "{}"), "logit_bias"),
     (OtherField::OnlyOf(Path::Completions, "1"), "n best_of"),
-    (OtherField::OnlyOf(Path::Completions, "false"), "ignore_eos echo boundaries"),
+    (OtherField::OnlyOf(Path::Completions, "false"), "ignore_eos echo boundaries return_token_offsets"),
     (OtherField::OnlyOf(Path::Summaries, "null"), "document document_id hard_topk mode sentences"),
     (OtherField::OnlyOf(Path::Summaries, "1"), "hypotheses"),
 ];

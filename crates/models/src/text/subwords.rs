@@ -434,6 +434,11 @@ impl SubwordTokenizer {
         }
     }
 
+    /// Decodes ids as transformers does by default: special tokens are text.
+    pub fn decode_all(&self, ids: &[u32]) -> String {
+        library(|| self.tokenizer.decode(ids, false)).unwrap_or_default()
+    }
+
     fn decode_pieces(&self, ids: &[u32]) -> String {
         let ids: Vec<u32> = ids.iter().copied().filter(|id| !self.specials.contains(id)).collect();
         library(|| self.tokenizer.decode(&ids, true)).unwrap_or_default()

@@ -79,6 +79,9 @@ struct DetokenizeRequest {
 struct Rendered<'a> {
     request_id: String,
     token_ids: Vec<u32>,
+    /// As [`Tokenized::offsets`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_offsets: Option<Vec<[usize; 2]>>,
     sampling_params: &'a Value,
     model: &'a str,
     stream: bool,
@@ -141,9 +144,11 @@ pub(super) async fn render(
         });
         let bytes = bytes.sum();
         let id = Arc::clone(&client.request_id);
+        let limit = state.max_body_bytes;
+        let of_symbol = ID_BYTES + usize::from(request.wants_offsets()) * OFFSET_BYTES;
         let work = move |engine: &Lease, memory: &RequestMemory| {
-            memory.add(bytes * ID_BYTES)?;
-            rendered(request, engine, &id)
+            memory.add(bytes * of_symbol)?;
+            rendered(request, engine, limit, &id)
         };
         respond(&state, &client, "/weir.v1.Tokenization/Render", model, bytes, &names, work).await
     };
@@ -188,38 +193,50 @@ impl TokenizeRequest {
         let of_symbol = ID_BYTES + usize::from(strings) * STRING_BYTES + usize::from(offsets) * OFFSET_BYTES;
         // few texts have more symbols than bytes
         memory.add(text.len() * of_symbol)?;
-        let vocabulary = &card.vocabulary;
         let has_marks = self.add_special_tokens.unwrap_or(true);
-        let document = engine.document_limits();
-        let (mut tokens, placed, marks) = match document {
-            Some(limits) => {
-                let tokens = document_tokens(engine, limits, &text, limit, has_marks)?;
-                let spans = tokens.iter().map(|token| (token.start as usize, token.end as usize));
-                let placed = offsets.then(|| PlacedText::of_spans(&text, spans));
-                (tokens.into_iter().map(|token| token.id).collect(), placed, 0)
-            }
-            None => {
-                let marks = if has_marks { 0 } else { vocabulary.start_marks().count() };
-                let (tokens, placed) = vocabulary.encode_placed("prompt", &text, limit)?;
-                (tokens, offsets.then_some(placed), marks)
-            }
-        };
-        let places = placed.map(|placed| {
-            let end = text.chars().count();
-            let start = |symbol| if symbol < tokens.len() { placed.character_of(symbol) } else { end };
-            (marks..tokens.len()).map(|symbol| [start(symbol), start(symbol + 1)]).collect()
-        });
-        tokens.drain(..marks);
-        let token_strs = strings.then(|| tokens.iter().map(|&id| vocabulary.symbol(id)).collect());
+        let (tokens, offsets) = placed_tokens(engine, &text, limit, has_marks, offsets)?;
+        let token_strs = strings.then(|| tokens.iter().map(|&id| card.vocabulary.symbol(id)).collect());
         to_json(&Tokenized {
             count: tokens.len(),
             // A document has an end mark as well.
-            max_model_len: document.map_or(card.max_symbols, |limits| limits.tokens.saturating_sub(1)),
+            max_model_len: engine.document_limits().map_or(card.max_symbols, |limits| limits.tokens.saturating_sub(1)),
             tokens,
             token_strs,
-            offsets: places,
+            offsets,
         })
     }
+}
+
+/// Returns the tokens of a text of at most `limit` bytes, as [`TokenizeRequest`] has them, and if `wants_offsets` their places, as
+/// [`Tokenized::offsets`] has them.
+fn placed_tokens(
+    engine: &Lease,
+    text: &str,
+    limit: usize,
+    has_marks: bool,
+    wants_offsets: bool,
+) -> Result<(Vec<u32>, Option<Vec<[usize; 2]>>)> {
+    let vocabulary = &engine.card().vocabulary;
+    let (mut tokens, placed, marks) = match engine.document_limits() {
+        Some(limits) => {
+            let tokens = document_tokens(engine, limits, text, limit, has_marks)?;
+            let spans = tokens.iter().map(|token| (token.start as usize, token.end as usize));
+            let placed = wants_offsets.then(|| PlacedText::of_spans(text, spans));
+            (tokens.into_iter().map(|token| token.id).collect(), placed, 0)
+        }
+        None => {
+            let marks = if has_marks { 0 } else { vocabulary.start_marks().count() };
+            let (tokens, placed) = vocabulary.encode_placed("prompt", text, limit)?;
+            (tokens, wants_offsets.then_some(placed), marks)
+        }
+    };
+    let offsets = placed.map(|placed| {
+        let end = text.chars().count();
+        let start = |symbol| if symbol < tokens.len() { placed.character_of(symbol) } else { end };
+        (marks..tokens.len()).map(|symbol| [start(symbol), start(symbol + 1)]).collect()
+    });
+    tokens.drain(..marks);
+    Ok((tokens, offsets))
 }
 
 /// Returns the tokens of a document; without the model's prefix and the marks around it unless `has_marks`.
@@ -250,14 +267,13 @@ fn detokenized(tokens: &[u32], card: &Card, memory: &RequestMemory) -> Result<Ve
     vocabulary.check_ids("tokens", tokens)?;
     // the text, and the text in JSON
     memory.add(2 * tokens.len() * vocabulary.longest_symbol())?;
-    let marks: Vec<_> = vocabulary.start_marks().collect();
-    let own = tokens.strip_prefix(&marks[..]).unwrap_or(tokens);
-    // The tokens are a whole text, which `Vocabulary::decode` would continue.
-    let text = vocabulary.tokenizer().map_or_else(|| vocabulary.decode(own), |tokenizer| tokenizer.decode(own));
+    // `Vocabulary::decode` would continue another text, and leave out special tokens.
+    let text =
+        vocabulary.tokenizer().map_or_else(|| vocabulary.decode(tokens), |tokenizer| tokenizer.decode_all(tokens));
     to_json(&json!({ "prompt": text }))
 }
 
-fn rendered(mut request: CompletionRequest, engine: &Lease, request_id: &str) -> Result<Vec<u8>> {
+fn rendered(mut request: CompletionRequest, engine: &Lease, limit: usize, request_id: &str) -> Result<Vec<u8>> {
     let card = engine.card();
     let all = match engine.document_limits() {
         Some(limits) => {
@@ -270,15 +286,30 @@ fn rendered(mut request: CompletionRequest, engine: &Lease, request_id: &str) ->
         }
     };
     let sampling_params = request.sampling_params()?;
-    let prompts = all.into_iter().enumerate().map(|(index, token_ids)| Rendered {
-        request_id: format!("cmpl-{request_id}-{index}"),
-        token_ids,
-        sampling_params: &sampling_params,
-        model: &card.name,
-        stream: request.wants_stream(),
-        priority: request.priority.unwrap_or_default(),
+    let given = request.prompt.list().unwrap_or_default();
+    let prompts = all.into_iter().enumerate().map(|(index, token_ids)| {
+        let token_offsets = match given.get(index) {
+            Some(Prompt::Text(text)) if request.wants_offsets() => {
+                let (tokens, offsets) = placed_tokens(engine, text, limit, true, true)?;
+                if tokens != token_ids {
+                    let bound = "false with resume_text or a document that is cut";
+                    return Err(Error::bad_option("return_token_offsets", "true", bound));
+                }
+                offsets
+            }
+            _ => None,
+        };
+        Ok(Rendered {
+            request_id: format!("cmpl-{request_id}-{index}"),
+            token_ids,
+            token_offsets,
+            sampling_params: &sampling_params,
+            model: &card.name,
+            stream: request.wants_stream(),
+            priority: request.priority.unwrap_or_default(),
+        })
     });
-    to_json(&prompts.collect::<Vec<_>>())
+    to_json(&prompts.collect::<Result<Vec<_>>>()?)
 }
 
 /// Returns the symbols of each prompt that a model continues.

@@ -43,7 +43,8 @@ const WORDS: RangeInclusive<usize> = 1..=1024;
 /// Maximum words of a text that are compared with other spellings.
 const MAX_COMPARED: usize = 1024;
 
-/// Nats that a word needs in addition for each letter that it has less than [`LONG`]: many short words are one edit away from it.
+/// Nats that a word needs in addition for each letter that it has less than [`LONG`]: many short words are one edit away from it. A
+/// spelling with two of its letters swapped is rarely a word, and needs none.
 const PER_MISSING_LETTER: f64 = 2.0;
 
 const LONG: usize = 5;
@@ -51,7 +52,8 @@ const LONG: usize = 5;
 /// Maximum letters of a word.
 const MAX_LETTERS: usize = 40;
 
-/// Nats that a word needs in addition if the text has it twice: names and terms return, typing errors rarely do.
+/// Nats that a word needs in addition if the text has it twice, and the other spelling no more often: names and terms return, typing
+/// errors rarely do.
 const REPEATED: f64 = 7.0;
 
 /// Minimum ln p of another spelling of a word that begins with a capital within a sentence: the model knows neither an unusual name
@@ -118,6 +120,8 @@ pub struct CheckTask {
     text: String,
     symbols: Arc<SharedSymbols>,
     words: Vec<Word>,
+    /// How often the text has each word.
+    counts: HashMap<String, usize>,
 }
 
 /// A word of the text.
@@ -126,8 +130,6 @@ struct Word {
     bytes: Range<usize>,
     /// Its symbols; the symbol after them also belongs to the text.
     symbols: Range<usize>,
-    /// Nats by which another spelling must be more probable.
-    needed: f64,
     /// Minimum ln p of another spelling.
     floor: f64,
 }
@@ -158,9 +160,13 @@ impl CheckTask {
         if text.ends_with(is_word_character) {
             symbols.extend(alone(card, " "));
         }
-        let words = words(text, &starts, before, rules.threshold);
+        let words = words(text, &starts, before);
+        let mut counts = HashMap::new();
+        for word in &words {
+            *counts.entry(text[word.bytes.clone()].to_owned()).or_default() += 1;
+        }
         let symbols = Arc::new(SharedSymbols::new(symbols));
-        Ok(Self { engine, terms, rules, text: text.to_owned(), symbols, words })
+        Ok(Self { engine, terms, rules, text: text.to_owned(), symbols, words, counts })
     }
 
     /// Runs the check. Dropping the future cancels it within one step. Fails as [`Handle::submit`] and its requests do.
@@ -170,14 +176,19 @@ impl CheckTask {
         let mut checked = Checked { words: Vec::new(), is_cut: false, compared: 0, usage, timing };
         let alphabet = Alphabet::new(&self.engine.card().vocabulary);
         for word in &self.words {
-            let Some(logprob) = word.suspicious_logprob(&characters) else { continue };
-            let Some(search) = self.search(word, &alphabet, word.floor.max(logprob + word.needed)) else { continue };
+            let Some(logprob) = word.suspicious_logprob(&characters, self.rules.threshold) else { continue };
+            let floor = word.floor.max(logprob + self.rules.threshold);
+            let Some(search) = self.search(word, &alphabet, floor) else { continue };
             if checked.compared == MAX_COMPARED || checked.words.len() == self.rules.words {
                 checked.is_cut = true;
                 break;
             }
             checked.compared += 1;
-            let alternatives = self.spellings(word, search).await?;
+            let mut alternatives = self.spellings(word, search).await?;
+            let own = self.text.get(word.bytes.clone()).unwrap_or_default();
+            alternatives.retain(|other| {
+                other.logprob >= logprob + self.rules.threshold + needed_in_addition(own, &other.text, &self.counts)
+            });
             if !alternatives.is_empty() {
                 checked.words.push(CheckedWord { bytes: word.bytes.clone(), logprob, alternatives });
             }
@@ -230,8 +241,22 @@ async fn scores(mut events: Events) -> Result<(Vec<EmittedSymbol>, Usage, Timing
     Err(Error::Internal("the engine ended a score without its end".into()))
 }
 
+/// Returns the nats beyond the threshold by which another spelling of a word must be more probable.
+fn needed_in_addition(word: &str, spelling: &str, counts: &HashMap<String, usize>) -> f64 {
+    let letters = |text: &str| {
+        let mut letters: Vec<_> = text.to_lowercase().chars().collect();
+        letters.sort_unstable();
+        letters
+    };
+    let is_swapped = letters(word) == letters(spelling);
+    let missing = if is_swapped { 0 } else { LONG.saturating_sub(word.chars().count()) };
+    let count = |text: &str| counts.get(text).copied().unwrap_or(0);
+    let is_repeated = count(word) > 1 && count(spelling) <= count(word);
+    missing as f64 * PER_MISSING_LETTER + if is_repeated { REPEATED } else { 0.0 }
+}
+
 /// Finds the words of a text. `starts` has the byte of each symbol, and `before` is the number of symbols before them.
-fn words(text: &str, starts: &[usize], before: usize, threshold: f64) -> Vec<Word> {
+fn words(text: &str, starts: &[usize], before: usize) -> Vec<Word> {
     let mut all: Vec<Range<usize>> = Vec::new();
     let mut begun = None;
     for (at, character) in text.char_indices().chain([(text.len(), ' ')]) {
@@ -244,23 +269,16 @@ fn words(text: &str, starts: &[usize], before: usize, threshold: f64) -> Vec<Wor
             _ => {}
         }
     }
-    let mut counts: HashMap<&str, usize> = HashMap::new();
-    for bytes in &all {
-        *counts.entry(&text[bytes.clone()]).or_default() += 1;
-    }
     let symbol = |byte| before + starts.partition_point(|start| *start < byte);
     let sentences = sentences(text);
     let mut sentence_before = 0;
     let word = |bytes: &Range<usize>| {
         let own = &text[bytes.clone()];
-        let missing = LONG.saturating_sub(own.chars().count()) as f64 * PER_MISSING_LETTER;
-        let repeated = if counts.get(own).is_some_and(|count| *count > 1) { REPEATED } else { 0.0 };
         let sentence = sentences.partition_point(|sentence| sentence.start <= bytes.start);
         let is_name = sentence == sentence_before && own.starts_with(char::is_uppercase);
         sentence_before = sentence;
-        let needed = threshold + missing + repeated;
         let floor = if is_name { KNOWN } else { f64::NEG_INFINITY };
-        Word { symbols: symbol(bytes.start)..symbol(bytes.end), bytes: bytes.clone(), needed, floor }
+        Word { symbols: symbol(bytes.start)..symbol(bytes.end), bytes: bytes.clone(), floor }
     };
     all.iter().map(word).collect()
 }
@@ -275,15 +293,15 @@ fn without_quotes(text: &str, bytes: Range<usize>) -> Range<usize> {
 
 impl Word {
     /// Returns ln p of the word and of the symbol after it, if the most probable symbols in their places are more probable by as much
-    /// as another spelling must be.
-    fn suspicious_logprob(&self, characters: &[EmittedSymbol]) -> Option<f64> {
+    /// as another spelling must be at least.
+    fn suspicious_logprob(&self, characters: &[EmittedSymbol], needed: f64) -> Option<f64> {
         let mut own = 0.0;
         let mut best = 0.0;
         for EmittedSymbol { logprob, top, .. } in characters.get(self.symbols.start..=self.symbols.end)? {
             own += f64::from((*logprob)?);
             best += f64::from(top.first()?.1);
         }
-        (best - own >= self.needed).then_some(own)
+        (best - own >= needed).then_some(own)
     }
 }
 
@@ -291,32 +309,44 @@ impl Word {
 mod tests {
     use super::*;
 
-    fn found(text: &str, before: usize) -> Vec<(&str, Range<usize>, f64)> {
-        let starts: Vec<usize> = (0..text.len()).collect();
-        let words = words(text, &starts, before, 10.0);
-        words.into_iter().map(|word| (&text[word.bytes], word.symbols, word.needed)).collect()
+    #[test]
+    fn words_have_symbols() {
+        let found = |text: &str, before: usize| {
+            let starts: Vec<usize> = (0..text.len()).collect();
+            let words = words(text, &starts, before).into_iter();
+            words.map(|word| (text[word.bytes].to_owned(), word.symbols)).collect::<Vec<_>>()
+        };
+        let words = found("Teh 'cat' didn't: \u{e9}t", 1);
+        let expected = [("Teh", 1..4), ("cat", 6..9), ("didn't", 11..17), ("\u{e9}t", 19..22)];
+        assert_eq!(words, expected.map(|(word, symbols)| (word.to_owned(), symbols)));
+        assert_eq!(found("'' a", 0), [(String::new(), 2..2), ("a".to_owned(), 3..4)]);
     }
 
     #[test]
     fn short_and_repeated_words_need_more() {
-        let words = found("Teh 'cat' didn't: people, people \u{e9}t", 1);
-        let expected = [
-            ("Teh", 1..4, 14.0),
-            ("cat", 6..9, 14.0),
-            ("didn't", 11..17, 10.0),
-            ("people", 19..25, 17.0),
-            ("people", 27..33, 17.0),
-            ("\u{e9}t", 34..37, 16.0),
-        ];
-        assert_eq!(words, expected);
-        assert_eq!(found("'' a", 0), [("", 2..2, 20.0), ("a", 3..4, 18.0)]);
+        let counts =
+            [("people", 2), ("peple", 2), ("teh", 2), ("the", 3)].map(|(word, count)| (word.to_owned(), count));
+        let counts = HashMap::from(counts);
+        for (word, spelling, expected) in [
+            ("cat", "car", 4.0),
+            ("Teh", "The", 0.0),
+            ("\u{e9}t", "\u{e9}a", 6.0),
+            ("didn't", "did't", 0.0),
+            ("people", "purple", 7.0),
+            // the other spelling is repeated as well, and more often
+            ("peple", "people", 7.0),
+            ("teh", "the", 0.0),
+            ("teh", "ten", 11.0),
+        ] {
+            assert_eq!(needed_in_addition(word, spelling, &counts), expected, "{word} {spelling}");
+        }
     }
 
     #[test]
     fn names_within_sentences_need_a_known_spelling() {
         let text = "Paris stands. \"Where lives Smith?\" Dr. Brown\n\nLondon";
         let starts: Vec<usize> = (0..text.len()).collect();
-        let names = words(text, &starts, 0, 10.0).into_iter().filter(|word| word.floor == KNOWN);
+        let names = words(text, &starts, 0).into_iter().filter(|word| word.floor == KNOWN);
         assert_eq!(names.map(|word| &text[word.bytes]).collect::<Vec<_>>(), ["Smith", "Brown"]);
     }
 }

@@ -7,7 +7,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 
-/// Maximum lists, objects and commas of a file: what is parsed of it takes up to 150 bytes for each. A unigram model has three for each
+/// Maximum lists, objects and commas of a file: what is parsed of it takes up to 300 bytes for each. A unigram model has three for each
 /// piece.
 const MAX_MARKS: usize = 4 << 20;
 

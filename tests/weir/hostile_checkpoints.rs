@@ -587,7 +587,7 @@ fn malicious_indices_are_rejected() {
         (named(".."), plain),
         (named(""), plain),
         (named("config.json"), plain),
-        (named("./model-00002-of-00002.safetensors"), plain),
+        (named("././model-00002-of-00002.safetensors"), plain),
         (
             named("none.safetensors"),
             "weight_map.head.bias: expected a file that the folder has, found \"none.safetensors\"",

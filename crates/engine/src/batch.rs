@@ -120,8 +120,8 @@ pub(crate) struct Batch {
     waiting: Vec<usize>,
     /// Shared by all requests, until the worker restarts, so that a new one need not learn which guesses are wrong.
     guess_rates: GuessRates,
-    /// `None` until a constraint is slow.
-    constraint_thread: Option<ConstraintThread>,
+    /// Without a thread until a constraint is slow.
+    constraint_threads: ConstraintThreads,
 }
 
 impl Batch {
@@ -143,7 +143,7 @@ impl Batch {
             lost_file: false,
             waiting: Vec::new(),
             guess_rates: GuessRates::default(),
-            constraint_thread: None,
+            constraint_threads: ConstraintThreads::default(),
         }
     }
 
@@ -294,11 +294,11 @@ impl Batch {
         step.finish_took = clock::since(finish_step_began);
         step.only_decodes = self.only_decodes();
         self.estimate_unpooled(&step, clock::since(model_began), began);
-        self.absorb();
+        let absorbed = self.absorb();
         let took = self.simulated_step.unwrap_or_else(|| clock::since(began));
         self.count_step(EngineStep { took, ..step });
         // waiting rows are always due when no row is fed, so the worker never sleeps while rows wait
-        ran
+        ran || absorbed
     }
 
     /// Describes the step before its rows are fed.
@@ -429,8 +429,7 @@ impl Batch {
             }
             let Some(constraints) = request.lend_constraints() else { continue };
             let waker = Waker::from(Arc::clone(&self.inner.state.wake_signal));
-            let thread = self.constraint_thread.get_or_insert_with(ConstraintThread::default);
-            request.lent = Some(thread.lend(&request.tenant, constraints, waker));
+            request.lent = Some(self.constraint_threads.lend(&request.tenant, constraints, waker));
         }
     }
 
@@ -510,11 +509,14 @@ fn in_flight_rows(status: StepStatus, requests: &[Request], table: &RowTable) ->
 /// How long a step waits for the constraints of all its rows together.
 const CONSTRAINT_WAIT: Duration = Duration::from_millis(2);
 
-/// A thread that finds what may follow the texts of slow constraints, so that the model's thread need not. Tenants take turns.
+/// Maximum threads that find what may follow. Each works for another tenant.
+const CONSTRAINT_THREADS: usize = 2;
+
+/// Threads that find what may follow the texts of slow constraints, so that the model's thread need not. Tenants take turns.
 #[derive(Default)]
-struct ConstraintThread {
+struct ConstraintThreads {
     work: Arc<ConstraintWork>,
-    thread: Option<thread::JoinHandle<()>>,
+    threads: Vec<thread::JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -529,7 +531,17 @@ struct ConstraintList {
     waiting: BTreeMap<Arc<str>, VecDeque<LentWork>>,
     /// The tenant whose turn was last.
     latest: Arc<str>,
+    /// The tenants for which threads work.
+    served: Vec<Arc<str>>,
     is_closed: bool,
+}
+
+impl ConstraintList {
+    /// Returns the next tenant that has work, and for which no thread works.
+    fn next_tenant(&self) -> Option<&Arc<str>> {
+        let later = self.waiting.range::<Arc<str>, _>((Bound::Excluded(&self.latest), Bound::Unbounded));
+        later.chain(&self.waiting).map(|(tenant, _)| tenant).find(|tenant| !self.served.contains(tenant))
+    }
 }
 
 /// Constraints of one request.
@@ -539,7 +551,7 @@ struct LentWork {
     waker: Waker,
 }
 
-impl ConstraintThread {
+impl ConstraintThreads {
     fn lend(&mut self, tenant: &Arc<str>, constraints: Vec<ConstraintMatcher>, waker: Waker) -> LentConstraints {
         let (sender, receiver) = mpsc::sync_channel(1);
         let work = LentWork { constraints, sender, waker };
@@ -557,24 +569,20 @@ impl ConstraintThread {
     }
 
     fn start(&mut self) -> io::Result<()> {
-        if self.thread.is_none() {
+        while self.threads.len() < CONSTRAINT_THREADS {
             let work = Arc::clone(&self.work);
-            let run = move || {
-                while let Some(next) = work.next() {
-                    next.run();
-                }
-            };
-            self.thread = Some(thread::Builder::new().name("weir-masks".into()).spawn(run)?);
+            let run = move || while work.run_next() {};
+            self.threads.push(thread::Builder::new().name("weir-masks".into()).spawn(run)?);
         }
         Ok(())
     }
 }
 
-impl Drop for ConstraintThread {
+impl Drop for ConstraintThreads {
     fn drop(&mut self) {
         lock(&self.work.list).is_closed = true;
-        self.work.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
+        self.work.changed.notify_all();
+        for thread in self.threads.drain(..) {
             // panics were caught
             let _ = thread.join();
         }
@@ -582,22 +590,22 @@ impl Drop for ConstraintThread {
 }
 
 impl ConstraintWork {
-    /// Waits for the next work, of the tenant after the one whose turn was last. `None` once there will be none.
-    fn next(&self) -> Option<LentWork> {
-        let idle = |list: &mut ConstraintList| list.waiting.is_empty() && !list.is_closed;
+    /// Waits for the next work, of the tenant after the one whose turn was last, and does it. Returns false once there will be none.
+    fn run_next(&self) -> bool {
+        let idle = |list: &mut ConstraintList| list.next_tenant().is_none() && !list.is_closed;
         let mut list = self.changed.wait_while(lock(&self.list), idle).unwrap_or_else(PoisonError::into_inner);
-        if list.is_closed {
-            return None;
-        }
-        let later = list.waiting.range::<Arc<str>, _>((Bound::Excluded(&list.latest), Bound::Unbounded));
-        let tenant = Arc::clone(later.chain(&list.waiting).next()?.0);
-        let work = list.waiting.get_mut(&tenant)?;
-        let next = work.pop_front();
-        if work.is_empty() {
+        let next = list.next_tenant().filter(|_| !list.is_closed).map(Arc::clone);
+        let Some(tenant) = next else { return false };
+        let work = list.waiting.get_mut(&tenant).and_then(VecDeque::pop_front);
+        if list.waiting.get(&tenant).is_some_and(VecDeque::is_empty) {
             list.waiting.remove(&tenant);
         }
-        list.latest = tenant;
-        next
+        list.latest = Arc::clone(&tenant);
+        list.served.push(Arc::clone(&tenant));
+        drop(list);
+        work.into_iter().for_each(LentWork::run);
+        lock(&self.list).served.retain(|other| *other != tenant);
+        true
     }
 }
 
@@ -605,7 +613,7 @@ impl LentWork {
     fn run(self) {
         let Self { mut constraints, sender, waker } = self;
         caught(move || {
-            let found = constraints.iter_mut().try_for_each(ConstraintMatcher::catch_up_aside);
+            let found = constraints.iter_mut().try_for_each(ConstraintMatcher::catch_up);
             // the request may have ended
             let _ = sender.send(found.map(|()| constraints));
         });
@@ -878,8 +886,10 @@ fn reader(model: &dyn Model) -> Result<&dyn DocumentEncoder> {
 }
 
 impl Batch {
-    /// Takes the outcome of every request whose rows are all ready.
-    fn absorb(&mut self) {
+    /// Takes the outcome of every request whose rows are all ready. Returns true if there was any: a constraint may be there long after
+    /// the row's step.
+    fn absorb(&mut self) -> bool {
+        let mut absorbed = false;
         let now = clock::now();
         let until = now + CONSTRAINT_WAIT;
         for index in 0..self.requests.len() {
@@ -888,19 +898,17 @@ impl Batch {
             if !request.in_flight || request.outcome.is_some() || !request.row_indices.iter().all(ready) {
                 continue;
             }
-            match request.take_constraints_back(until) {
-                Ok(true) => {}
-                Ok(false) => continue,
-                Err(error) => {
-                    request.outcome = Some(Err(error));
-                    continue;
-                }
+            let back = request.take_constraints_back(until);
+            if matches!(back, Ok(false)) {
+                continue;
             }
+            absorbed = true;
             // the bookkeeping of one request ends no other
-            if let Err(error) = guarded(|| self.absorb_request(index, now)) {
+            if let Err(error) = back.and_then(|_| guarded(|| self.absorb_request(index, now))) {
                 self.requests[index].outcome = Some(Err(error));
             }
         }
+        absorbed
     }
 
     fn absorb_request(&mut self, index: usize, now: Instant) -> Result<()> {
@@ -1031,25 +1039,30 @@ mod tests {
             receivers.push(receiver);
         }
         let turn = || {
-            work.next().unwrap().run();
+            work.run_next();
             lock(&work.list).latest.to_string()
         };
-        assert_eq!([turn(), turn(), turn(), turn(), turn()], ["a", "b", "c", "a", "a"]);
+        assert_eq!([turn(), turn()], ["a", "b"]);
+        // while a thread works for one of them, the other thread works for another one
+        lock(&work.list).served.push("c".into());
+        assert_eq!(turn(), "a");
+        lock(&work.list).served.clear();
+        assert_eq!([turn(), turn()], ["c", "a"]);
         assert!(receivers.iter().all(|receiver| receiver.recv().unwrap().is_ok()));
         lock(&work.list).is_closed = true;
-        assert!(work.next().is_none());
+        assert!(!work.run_next());
     }
 
     #[test]
     fn a_slow_constraint_is_found_on_a_thread_of_its_own() {
         let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
         let compiled = ConstraintCompiler::new(Arc::new(vocabulary)).compile(&Constraint::Regex("a+".into())).unwrap();
-        let mut thread = ConstraintThread::default();
+        let mut threads = ConstraintThreads::default();
         let mut lend = |symbol: u32| {
             let mut constraint = compiled.matcher().unwrap();
             constraint.fall_behind();
             constraint.consume(symbol).unwrap();
-            let lent = thread.lend(&"a".into(), vec![constraint], Waker::noop().clone());
+            let lent = threads.lend(&"a".into(), vec![constraint], Waker::noop().clone());
             lent.receiver.recv().unwrap()
         };
         assert!(lend(97).unwrap().iter().all(|constraint| !constraint.is_behind() && constraint.accepts()));

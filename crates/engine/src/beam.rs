@@ -149,7 +149,7 @@ impl BeamSearch {
     /// `max_tokens`. If all tokens that may follow repeat a run of tokens, one of them does, and the end of a complete text may come before
     /// `min_tokens`. A path that no token goes on with is dropped.
     pub fn constrain(&mut self, matcher: &ConstraintMatcher) {
-        self.paths.iter_mut().for_each(|path| path.constraint = Some(matcher.clone()));
+        self.paths.iter_mut().for_each(|path| path.constraint = Some(matcher.clone().lending()));
     }
 
     /// Takes the constraints of all paths, if it is not known what may follow some of them.

@@ -254,6 +254,9 @@ impl Generate {
         self.sampling.validate(card)?;
         self.stopping.validate(card)?;
         self.validate_resumed(card)?;
+        if let Some(constraint) = self.constraint.as_ref().filter(|_| self.stopping.max_chars == 0) {
+            return Err(bad(constraint.field(), "one", "none, because no character is to be written".into()));
+        }
         bounded("details.top_logprobs", self.details.top_logprobs, OptionLimits::TOP_LOGPROBS)
     }
 }

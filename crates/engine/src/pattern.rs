@@ -40,7 +40,7 @@ pub(crate) const CACHE_BYTES: usize = 2 << 20;
 /// then takes up to 10 ms.
 const MAX_BRANCHES: usize = 300_000;
 
-/// Maximum time to find what may follow a text. An engine's thread waits for it.
+/// Maximum time to find what may follow a text.
 pub(crate) const STEP_TIME: Duration = Duration::from_millis(200);
 
 /// Maximum symbols of a vocabulary of which the allowed ones are found in microseconds.
@@ -305,13 +305,13 @@ impl Pattern {
             let mut next = Vec::new();
             let mut characters = Vec::new();
             for text in front {
-                matcher.restart(&text);
+                matcher.restart(&text, now() + STEP_TIME);
                 if !seen.insert(matcher.state) || seen.len() > VISITED_STATES || since(began) > STEP_TIME {
                     continue;
                 }
                 characters.extend(matcher.characters());
                 let mut allowed = Allowed::new(trie);
-                if matcher.allowed(trie, &mut allowed).is_err() {
+                if matcher.allowed(trie, &mut allowed, STEP_TIME).is_err() {
                     continue;
                 }
                 next.extend(allowed.symbols.iter().map(|symbol| [&text, trie.bytes(symbol)].concat()));
@@ -502,18 +502,22 @@ impl PatternMatcher {
         let cache = pattern.dfa.create_cache();
         let mut matcher =
             Self { pattern, cache, state: LazyStateID::default(), text: Vec::new(), drops_space, is_late: false };
-        matcher.restart(&[]);
+        matcher.restart(&[], now());
         matcher
     }
 
-    /// Follows another text from its beginning, for at most [`STEP_TIME`]. The matcher is late for good after that.
-    fn restart(&mut self, text: &[u8]) {
+    /// Returns true if its work took too long: it can do no more.
+    pub(crate) fn is_late(&self) -> bool {
+        self.is_late
+    }
+
+    /// Follows another text from its beginning, at most until then. The matcher is late for good after that.
+    fn restart(&mut self, text: &[u8], until: Instant) {
         let config = start::Config::new().anchored(Anchored::Yes);
         if let Ok(state) = self.pattern.dfa.start_state(&mut self.cache, &config) {
             self.state = state;
         }
         self.text.clear();
-        let until = now() + STEP_TIME;
         for part in text.chunks(UNTIMED_BYTES) {
             self.is_late |= now() >= until;
             if self.is_late || !self.follow(part) {
@@ -524,7 +528,7 @@ impl PatternMatcher {
 
     /// Follows another text. Returns true if a text that begins so matches.
     pub(crate) fn begins_with(&mut self, text: &[u8]) -> bool {
-        self.restart(text);
+        self.restart(text, now() + STEP_TIME);
         self.text.len() == text.len()
     }
 
@@ -545,17 +549,16 @@ impl PatternMatcher {
         true
     }
 
-    /// Sets the symbols that may follow, and whether the text may end here.
-    pub(crate) fn allowed(&mut self, trie: &SymbolTrie, allowed: &mut Allowed) -> Result<()> {
-        let until = now() + STEP_TIME;
+    /// Sets the symbols that may follow, and whether the text may end here. The matcher is late for good after `limit`.
+    pub(crate) fn allowed(&mut self, trie: &SymbolTrie, allowed: &mut Allowed, limit: Duration) -> Result<()> {
+        let until = now() + limit;
         // a full cache is emptied while the symbols are tried, and then has room for them
         for _ in 0..2 {
             if !self.is_late && self.try_allowed(self.state, trie, allowed, until) {
                 return Ok(());
             }
-            let text = std::mem::take(&mut self.text);
-            self.restart(&text);
-            if self.is_late || now() >= until {
+            self.follow_again(until);
+            if self.is_late {
                 return Err(too_slow(self.pattern.field));
             }
         }
@@ -584,19 +587,19 @@ impl PatternMatcher {
             spaced.into_iter().for_each(|symbol| allowed.symbols.set(symbol as usize, false));
             trie.collect_after_space(&mut walk, &mut allowed.symbols);
         }
-        let is_late = walk.is_late;
+        self.is_late |= walk.is_late;
         allowed.keep_texts(trie);
-        self.cache.clear_count() == clears && !is_late
+        self.cache.clear_count() == clears && !self.is_late
     }
 
-    /// Returns the symbols, at most `limit`, of which each is the only continuation.
-    pub(crate) fn forced(&mut self, trie: &SymbolTrie, limit: usize) -> Vec<u32> {
+    /// Returns the symbols, at most `count`, of which each is the only continuation. The matcher is late for good after `limit`.
+    pub(crate) fn forced(&mut self, trie: &SymbolTrie, count: usize, limit: Duration) -> Vec<u32> {
         let mut forced = Vec::new();
         let mut allowed = Allowed::new(trie);
         let mut state = self.state;
         let clears = self.cache.clear_count();
-        let until = now() + STEP_TIME;
-        while forced.len() < limit
+        let until = now() + limit;
+        while forced.len() < count
             && self.try_allowed(state, trie, &mut allowed, until)
             && let Some(symbol) = allowed.only()
         {
@@ -608,12 +611,13 @@ impl PatternMatcher {
             }
             forced.push(symbol);
         }
-        self.recover(clears);
+        self.recover(clears, until);
         forced
     }
 
-    /// Returns how many of these symbols may follow, one after the other.
-    pub(crate) fn agrees(&mut self, trie: &SymbolTrie, symbols: &[u32]) -> usize {
+    /// Returns how many of these symbols may follow, one after the other. The matcher is late for good after `limit`.
+    pub(crate) fn agrees(&mut self, trie: &SymbolTrie, symbols: &[u32], limit: Duration) -> usize {
+        let until = now() + limit;
         let clears = self.cache.clear_count();
         let mut state = self.state;
         let mut drops_space = self.drops_space;
@@ -632,16 +636,48 @@ impl PatternMatcher {
                 })
         };
         let count = symbols.iter().take_while(follows).count();
-        self.recover(clears);
+        self.recover(clears, until);
         count
     }
 
     /// Computes the present state again if the cache was emptied since it was emptied `clears` times.
-    fn recover(&mut self, clears: usize) {
+    fn recover(&mut self, clears: usize, until: Instant) {
         if self.cache.clear_count() != clears {
-            let text = std::mem::take(&mut self.text);
-            self.restart(&text);
+            self.follow_again(until);
         }
+    }
+
+    fn follow_again(&mut self, until: Instant) {
+        let text = std::mem::take(&mut self.text);
+        self.restart(&text, until);
+    }
+
+    /// Returns true if a text that begins so matches: tries a byte of each class after all states, unless these are too many.
+    #[cfg(test)]
+    pub(crate) fn can_be_completed(&mut self) -> bool {
+        let Self { pattern, cache, state, .. } = self;
+        let bytes = pattern.dfa.byte_classes().representatives(0..=255).filter_map(|unit| unit.as_u8());
+        let bytes: Vec<u8> = bytes.collect();
+        let clears = cache.clear_count();
+        let mut seen = HashSet::from([*state]);
+        let mut all = vec![*state];
+        let mut at = 0;
+        while let Some(&state) = all.get(at) {
+            at += 1;
+            if pattern.dfa.next_eoi_state(cache, state).unwrap().is_match() {
+                return true;
+            }
+            for &byte in &bytes {
+                let next = pattern.dfa.next_state(cache, state, byte).unwrap();
+                if cache.clear_count() != clears || all.len() > 1000 {
+                    return true;
+                }
+                if !next.is_dead() && seen.insert(next) {
+                    all.push(next);
+                }
+            }
+        }
+        false
     }
 
     /// Returns characters that may follow: those of ASCII, and the first of other ones.

@@ -494,7 +494,7 @@ impl Session {
         let mut generation = Generator::new(sampling, stopping, &details, card, mode == Some(BoundaryMode::Nxt));
         generation.resumed = resumed;
         generation.ends_resumed = ends_text;
-        generation.constraint = constraint.map(Box::new);
+        generation.constraint = constraint.map(|matcher| Box::new(matcher.lending()));
         prompt.iter().for_each(|&symbol| generation.sampler.see_prompt(symbol));
         let output = PromptOutput {
             symbols: echo,
@@ -570,13 +570,11 @@ impl Session {
         let limit = self.generation.as_ref().map_or(0, Generator::draft_limit);
         // the model reads the position after the last drafted symbol when that one is accepted
         let room = self.max_symbols.saturating_sub(self.row_len + 1);
-        if limit.min(room) == 0 || self.is_prefilling() {
+        let is_behind = self.generation.as_ref().is_some_and(Generator::is_behind);
+        if limit.min(room) == 0 || self.is_prefilling() || is_behind {
             return 0;
         }
         let mut constraint = self.generation.as_mut().and_then(|generation| generation.constraint.as_mut());
-        if constraint.as_ref().is_some_and(|constraint| constraint.is_behind()) {
-            return 0;
-        }
         if self.forced_feed == ForcedFeed::Drafts
             && let Some(constraint) = &mut constraint
         {
@@ -634,7 +632,9 @@ impl Session {
             let later = fed - taken - 1;
             taken += 1;
             let progress = self.absorb_symbol(row, later)?;
-            let latest = self.generation.as_ref().and_then(Generator::latest_item);
+            // what follows a guess must be known before the symbol after it is drawn
+            let generation = self.generation.as_ref().filter(|generation| !generation.is_behind());
+            let latest = generation.and_then(Generator::latest_item);
             let is_accepted = progress == SessionProgress::Decoding
                 && latest.is_some_and(|latest| row.feed.get(taken) == Some(&latest));
             if !is_accepted {
@@ -879,10 +879,15 @@ impl Generator {
     /// Draws a text of a choice. If another one was resumed, draws among those that begin as the resumed text does.
     fn draw_text(&mut self, choice: &ChoiceScores, position: usize) -> Result<()> {
         let index = choice.draw(&self.sampler, &self.resumed, position)?;
-        match (&mut self.constraint, index) {
-            (Some(constraint), Some(index)) => constraint.choose(index),
-            _ => Ok(()),
+        if let (Some(constraint), Some(index)) = (&mut self.constraint, index) {
+            constraint.choose(index);
         }
+        Ok(())
+    }
+
+    /// Returns true if it is not known what may follow the text.
+    fn is_behind(&self) -> bool {
+        self.constraint.as_ref().is_some_and(|constraint| constraint.is_behind())
     }
 
     /// Takes the rest of the resumed text, from `position` on, up to the symbol with which the generation ends. Returns its symbols.
@@ -1544,11 +1549,7 @@ impl Generate {
 }
 
 /// Checks that a resumed text has the form of its constraint so far, and all of it if it `ends` there. Returns the matcher unchanged.
-fn check_resumed_form(
-    mut matcher: ConstraintMatcher,
-    resumed: &VecDeque<u32>,
-    ends: bool,
-) -> Result<ConstraintMatcher> {
+fn check_resumed_form(matcher: ConstraintMatcher, resumed: &VecDeque<u32>, ends: bool) -> Result<ConstraintMatcher> {
     let mut replay = matcher.clone();
     let wrong = |at: usize, bound| Err(bad("resume_text", format!("another one at symbol {at}"), bound));
     for (at, &symbol) in resumed.iter().enumerate() {
@@ -1559,7 +1560,6 @@ fn check_resumed_form(
     if ends && (replay.update().is_err() || !replay.accepts()) {
         return wrong(resumed.len(), "the end only where the constraint allows it".to_owned());
     }
-    matcher.update()?;
     Ok(matcher)
 }
 

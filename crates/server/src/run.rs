@@ -82,6 +82,10 @@ impl From<Engines> for ServerParts {
     }
 }
 
+/// Threads that convert requests with a constraint, and the share of one caller: as many parsers as an engine makes for a tenant.
+const COMPILERS: usize = 16;
+const CALLER_COMPILERS: usize = 4;
+
 /// Serves on this listener until `signal`, then drains: health turns NOT_SERVING, new requests are answered
 /// UNAVAILABLE, and running requests get [`TransportConfig::drain`] to finish and their clients to read before they are
 /// ended. Returns after that. Fails only if the API's descriptors are broken.
@@ -102,6 +106,7 @@ pub async fn run(
         engines: engines.clone(),
         gate: gate.clone(),
         workers: workers.clone(),
+        compilers: TokenizationWorkers::with_share(COMPILERS, CALLER_COMPILERS),
         memory: Arc::clone(&memory),
         late_headers: config.late_headers,
         editing: EditingLimits::new(config.editing),

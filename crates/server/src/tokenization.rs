@@ -9,7 +9,7 @@ use weir_kernels::error::{Error, Result};
 /// Requests of fewer bytes are converted at once, which takes less than a millisecond.
 pub(crate) const INLINE_BYTES: usize = 16 << 10;
 
-/// Converts large requests on blocking threads, a limited number at a time. One caller uses at most half of them, rounded up.
+/// Converts requests on blocking threads, a limited number at a time, of which one caller uses a part.
 #[derive(Clone)]
 pub(crate) struct TokenizationWorkers(Arc<Workers>);
 
@@ -23,11 +23,16 @@ struct Workers {
 }
 
 impl TokenizationWorkers {
-    /// Creates `count` workers, at least one.
+    /// Creates `count` workers, at least one. One caller uses at most half of them, rounded up.
     pub(crate) fn new(count: usize) -> Self {
         let count = count.clamp(1, Semaphore::MAX_PERMITS);
+        Self::with_share(count, count.div_ceil(2))
+    }
+
+    /// Creates `count` workers, of which one caller uses at most `caller_share`.
+    pub(crate) fn with_share(count: usize, caller_share: usize) -> Self {
         let free = Arc::new(Semaphore::new(count));
-        Self(Arc::new(Workers { free, caller_share: count.div_ceil(2), callers: Mutex::default() }))
+        Self(Arc::new(Workers { free, caller_share, callers: Mutex::default() }))
     }
 
     /// Runs `work`, which converts `bytes` bytes of a request of `caller`, here if they are few, else as [`run_on_worker`] does.

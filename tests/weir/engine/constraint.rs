@@ -82,6 +82,20 @@ fn forced_text_takes_one_step() {
     assert_idle(&toy, &engine);
 }
 
+/// Its masks come long after their steps, and no other request wakes the worker.
+#[test]
+fn a_text_of_an_ambiguous_grammar_goes_on_alone() {
+    let (toy, engine) = started(Limits::default());
+    let grammar = compile(Constraint::Grammar("start: a\na: a a | \"a\" | \"b\" | \"c\"".into()));
+    let request = Generate { constraint: Some(grammar), ..generate(&[1], 300) };
+    // the grammar may be too slow in the end
+    match read(engine.submit(Job::Generate(request), None).unwrap()) {
+        Ok(output) => assert_eq!(output.usage.generated_chars, 300),
+        Err(error) => assert!(matches!(error, Error::BadOption { field: "constraint.grammar", .. }), "{error}"),
+    }
+    assert_idle(&toy, &engine);
+}
+
 #[test]
 fn the_rules_of_an_end_apply_in_order() {
     let request = |source: &str| Generate { constraint: Some(regex(source)), ..generate(&[1], 6) };
@@ -227,7 +241,9 @@ fn a_choice_costs_as_much_as_the_places_where_its_texts_part() {
     let constraint = Some(choose_between(toy.card(), texts));
     let request = Generate { constraint, ..generate(&[1, 2], 100) };
     let (output, timing) = read_timed(engine.submit(Job::Generate(request), None).unwrap()).unwrap();
-    assert_eq!(output.usage.generated_chars, 11);
+    // the tenant pays for all texts as for a prompt, and is told the length of the one that was written
+    assert_eq!((output.usage.prompt_chars, output.usage.generated_chars), (2, 11));
+    assert_eq!(engine.counters().prefill_chars, 2 + 6 + 120);
     // the prompt, the beginning, each of 3 + 9 + 27 + 81 places, and the text that was drawn
     assert!(timing.steps <= 124, "{}", timing.steps);
     let fed: usize = toy.steps.lock().unwrap().iter().flatten().sum();

@@ -30,7 +30,10 @@ fn stopping() -> Option<v1::Stopping> {
 
 /// Sends `Generate` with a long prompt.
 fn generate(channel: Channel) -> JoinHandle<Result<(), Status>> {
-    let request = v1::GenerateRequest { prompt: accented(), stopping: stopping(), ..Default::default() };
+    send(channel, v1::GenerateRequest { prompt: accented(), stopping: stopping(), ..Default::default() })
+}
+
+fn send(channel: Channel, request: v1::GenerateRequest) -> JoinHandle<Result<(), Status>> {
     tokio::spawn(async move {
         let stream = GenerationClient::new(channel).generate(request).await?.into_inner();
         read(stream).await.map(drop)
@@ -87,6 +90,34 @@ async fn a_long_request_that_is_converted_delays_no_other() {
     segment(server.channel.clone()).await.unwrap();
     server.model.release_submissions();
     assert_eq!(completion.await.unwrap(), 200);
+    for request in requests {
+        request.await.unwrap().unwrap();
+    }
+    server.at_rest().await;
+}
+
+/// Compiling may take long.
+#[tokio::test]
+async fn requests_with_a_constraint_take_no_worker() {
+    let server = with_workers(1).await;
+    server.model.hold_submissions();
+    let mut requests = Vec::new();
+    for host in [2, 2, 2, 2, 2, 3] {
+        let form = Some(v1::constraint::Form::Regex("a+".into()));
+        let request = v1::GenerateRequest {
+            prompt: "a".repeat(HELD_SYMBOLS),
+            stopping: stopping(),
+            constraint: Some(v1::Constraint { form, end_when_complete: None }),
+            ..Default::default()
+        };
+        requests.push(send(channel_from(host, server.address).await, request));
+    }
+    eventually("four requests of one caller and one of another", || server.model.held_submissions() == 5).await;
+    let text = format!("a{}", "\u{301}".repeat(10_000));
+    server.generation().segment(v1::SegmentRequest { text, ..Default::default() }).await.unwrap();
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(server.model.held_submissions(), 5, "no more than a caller's share");
+    server.model.release_submissions();
     for request in requests {
         request.await.unwrap().unwrap();
     }

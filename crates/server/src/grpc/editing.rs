@@ -258,13 +258,16 @@ impl Editor {
 
     fn complete(&mut self, complete: &v1::CompleteDocument) -> Result<()> {
         let id = complete.id;
-        let Begun { session, engine, work, began } = self.begin("complete.id", id)?;
+        let Begun { session, engine, mut work, began } = self.begin("complete.id", id)?;
         let cursor = offset("complete.cursor_byte", complete.cursor_byte)?;
         session.text().check_offset("complete.cursor_byte", cursor)?;
         let rules = self::rules(complete)?;
         let constraint = constraint(complete)?;
-        // compiling takes milliseconds, however short the constraint is
+        // a constraint takes long, however short it is
         let least_work = if constraint.is_some() { INLINE_BYTES } else { 0 };
+        if constraint.is_some() {
+            work.workers = self.service.compilers.clone();
+        }
         let form_bytes = if constraint.is_some() { EditSession::constraint_bytes() } else { 0 };
         let held = self.reserve(&work, session.completion_bytes(cursor).saturating_add(form_bytes))?;
         // after the request's own memory: it needs none of this

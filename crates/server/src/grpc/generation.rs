@@ -11,7 +11,7 @@ use crate::{
     },
     middleware::limits::{BodyMemory, CallTable, RequestMemory, Reservation},
     registry::{Engines, Gate, Lease, RequestPermit, continues_text, segments_text},
-    tokenization::{INLINE_BYTES, TokenizationWorkers},
+    tokenization::TokenizationWorkers,
 };
 use prost::Message;
 use std::sync::Arc;
@@ -34,6 +34,8 @@ pub(crate) struct JobService {
     pub(crate) gate: Gate,
     /// Convert large requests.
     pub(crate) workers: TokenizationWorkers,
+    /// Convert requests with a constraint, however short: to compile it may take seconds, for which no other request waits.
+    pub(crate) compilers: TokenizationWorkers,
     /// The memory that requests and their symbols share.
     pub(crate) memory: Arc<BodyMemory>,
     /// True if a response begins with its first progress or text, for proxies that retry elsewhere until then.
@@ -60,8 +62,8 @@ fn of_resumed_ids(error: Error, has_ids: bool) -> Error {
 }
 
 impl JobService {
-    /// Converts a request and submits it: here if it takes no longer than a small one, otherwise on a worker. `least_work` is the
-    /// number of bytes that take as long as the request at least. Returns the job's events, which hold `permit`,
+    /// Converts a request and submits it: here if it takes no longer than a small one, otherwise on a worker, and on a compiler if it
+    /// has a constraint. Returns the job's events, which hold `permit`,
     /// and the data for the response that `convert` prepares. Fails with [`Error::QueueFull`] if no memory is left for the symbols of
     /// the request, which count until the response ends.
     async fn submit<M, R>(
@@ -70,7 +72,7 @@ impl JobService {
         priority: Option<i32>,
         engine: Lease,
         permit: RequestPermit,
-        least_work: usize,
+        is_constrained: bool,
         convert: impl FnOnce(M, &Lease) -> Result<(Job, R)> + Send + 'static,
     ) -> Result<(JobEvents, R)>
     where
@@ -81,8 +83,8 @@ impl JobService {
         let terms = terms(&call, priority);
         let tenant = Arc::clone(&terms.tenant);
         let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&tenant));
-        let bytes = engine.card().vocabulary.work(message.encoded_len()).max(least_work);
-        let submitted = self.workers.run(&tenant, bytes, move || {
+        let bytes = engine.card().vocabulary.work(message.encoded_len());
+        let convert = move || {
             // Released when the request is submitted.
             let _memory = memory;
             // Few requests are converted at a time, so their symbols are counted afterwards.
@@ -90,8 +92,11 @@ impl JobService {
             reserved.add(job.bytes())?;
             let events = engine.submit(job, terms)?;
             Ok((JobEvents::new(events, engine, permit, call.span, Some(reserved)), response))
-        });
-        submitted.await.flatten()
+        };
+        match is_constrained {
+            true => self.compilers.run_on_worker(&tenant, convert).await.flatten(),
+            false => self.workers.run(&tenant, bytes, convert).await.flatten(),
+        }
     }
 
     /// Returns how many messages of a response must be there before its headers are sent.
@@ -117,9 +122,8 @@ impl JobService {
         };
         let has_ids = request.message.prompt.is_empty() && !request.message.prompt_ids.is_empty();
         let has_resumed_ids = !request.message.resume_ids.is_empty();
-        // compiling takes milliseconds, however short the constraint is
-        let least_work = if request.message.constraint.is_some() { INLINE_BYTES } else { 0 };
-        let submitted = self.submit(request, priority, engine, permit, least_work, convert).await;
+        let is_constrained = request.message.constraint.is_some();
+        let submitted = self.submit(request, priority, engine, permit, is_constrained, convert).await;
         let named = |error| of_resumed_ids(of_ids(error, has_ids), has_resumed_ids);
         let (events, encoder) = submitted.map_err(named)?;
         Ok(ResponseStream::new(events, encoder))
@@ -137,7 +141,7 @@ impl JobService {
             Ok((Job::Score(job), encoder))
         };
         let has_ids = request.message.text.is_empty() && !request.message.ids.is_empty();
-        let submitted = self.submit(request, priority, engine, permit, 0, convert).await;
+        let submitted = self.submit(request, priority, engine, permit, false, convert).await;
         let (events, encoder) = submitted.map_err(|error| of_ids(error, has_ids))?;
         Ok(ResponseStream::new(events, encoder))
     }
@@ -159,7 +163,7 @@ impl JobService {
         };
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         let has_ids = request.message.text.is_empty() && !request.message.ids.is_empty();
-        let submitted = self.submit(request, priority, engine, permit, 0, convert).await;
+        let submitted = self.submit(request, priority, engine, permit, false, convert).await;
         let (events, response) = submitted.map_err(|error| of_ids(error, has_ids))?;
         collect_segments(events, response, &vocabulary).await
     }

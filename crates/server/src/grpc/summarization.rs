@@ -12,7 +12,7 @@ use crate::{
     },
     middleware::limits::Reservation,
     registry::{Lease, RequestPermit, summarizes},
-    tokenization::{INLINE_BYTES, TokenizationWorkers},
+    tokenization::TokenizationWorkers,
 };
 use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 use tokio::{task::AbortHandle, time::sleep};
@@ -80,7 +80,7 @@ impl JobService {
         self.start_job(summary, options.document_id, long_documents == LongDocuments::Cut).await.map(Either::Left)
     }
 
-    /// Compiles the constraint of a summary, if it has one, on a worker.
+    /// Compiles the constraint of a summary, if it has one.
     async fn compile(
         &self,
         options: &v1::SummarizeOptions,
@@ -97,7 +97,7 @@ impl JobService {
         let tenant = call.tenant();
         let own = Arc::clone(&tenant);
         let compile = move || engine.compile(&own, &convert::constraint(wire)?);
-        let compiled = self.workers.run(&tenant, INLINE_BYTES, compile).await.flatten();
+        let compiled = self.compilers.run_on_worker(&tenant, compile).await.flatten();
         compiled.map(Some).map_err(|error| error.named(Constraint::option_field))
     }
 

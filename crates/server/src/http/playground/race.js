@@ -6,7 +6,7 @@ const GENERATION_FIELDS = {
   top_p: { id: "top-p", name: "Top-p", empty: "the model's default" },
   seed: { id: "seed", name: "Seed", empty: "a random one" },
   stop: { id: "stop-strings", name: "Stop strings", check: stopProblem },
-  structured_outputs: { id: "text-form", name: "Constraint" },
+  structured_outputs: { id: "text-form", name: "Only text of this form" },
 };
 
 /** Returns the form of the text: a JSON schema if the input begins with a brace, else a regular expression; null for any text. */

@@ -46,7 +46,7 @@ def row(spec: str, lines: List[str]) -> str:
     if values:
         text += ". One of " + ", ".join(f"`{value}`" for value in values) + "."
     if alias := notes.get("alias") or notes.get("aliases"):
-        text += f" Also `{alias}`."
+        text = f"{text.rstrip('.')}. Also `{alias}`."
     variable, default = (f"`{notes[key]}`" if key in notes else "" for key in ("env", "default"))
     return f"| `{cell(spec)}` | {variable} | {cell(default)} | {cell(text)} |"
 

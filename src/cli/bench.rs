@@ -332,7 +332,13 @@ struct PlanArgs {
     boundary_wait: Vec<usize>,
     /// Thresholds, in nats, of the entropies that end segments, in a model that places boundaries by entropies. Several are measured
     /// one after the other; `bench decode` also prints the bits per byte of 2,048 bytes for each. Default: the model's threshold.
-    #[arg(long, value_name = "NATS", value_delimiter = ',', allow_negative_numbers = true)]
+    #[arg(
+        long,
+        visible_alias = "patching-threshold",
+        value_name = "NATS",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
     boundary_threshold: Vec<f32>,
 }
 

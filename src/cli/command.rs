@@ -147,7 +147,7 @@ mod tests {
         all.retain(|(path, flag)| {
             let long = flag.get_long().unwrap_or_default();
             // WEIR_DTYPE is the format in memory.
-            let shape = path == " weir init" && ["config", "dtype"].contains(&long);
+            let shape = [" weir init", " weir convert"].contains(&&**path) && ["config", "dtype"].contains(&long);
             !(path.starts_with(" weir bench") || shape || DATA.split(' ').any(|name| name == long))
         });
         let mut wrong = Vec::new();

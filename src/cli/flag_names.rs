@@ -44,7 +44,8 @@ fn flags() -> Option<&'static BTreeSet<String>> {
 }
 
 /// Flags with another name, each with that.
-pub(crate) const ALIASES: [(&str, &str); 5] = [
+pub(crate) const ALIASES: [(&str, &str); 6] = [
+    ("--boundary-threshold", "--patching-threshold"),
     ("--max-chars", "--max-tokens"),
     ("--max-len", "--max-new-tokens"),
     ("--max-len", "--max-tokens"),

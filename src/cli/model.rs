@@ -146,7 +146,13 @@ pub struct BoundaryArgs {
         env = "WEIR_BOUNDARY_MODE")]
     pub boundary_mode: Option<BoundaryMode>,
     /// Entropy in nats above which a segment ends, in a model that places boundaries by entropies. Default: the model's.
-    #[arg(long, value_name = "NATS", env = "WEIR_BOUNDARY_THRESHOLD", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        visible_alias = "patching-threshold",
+        value_name = "NATS",
+        env = "WEIR_BOUNDARY_THRESHOLD",
+        allow_negative_numbers = true
+    )]
     pub boundary_threshold: Option<f32>,
     /// Seed of all random draws: symbols and, if sampled, boundaries.
     #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]

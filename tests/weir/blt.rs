@@ -105,6 +105,22 @@ fn a_conversion_gives_the_same_bits_and_keeps_the_type_of_the_table() {
         assert_eq!(tables(&dest, "ngrams.weight"), table);
     }
     let to = TempDir::new().unwrap();
+    let dest = to.path().join("damaged");
+    convert(Source::Blt, &golden_data("blt").join("base"), &dest, false).unwrap();
+    let file = dest.join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let end = {
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let table = tensors.tensor("ngrams.weight").unwrap().data();
+        table.as_ptr() as usize + table.len() - bytes.as_ptr() as usize
+    };
+    bytes[end - 1] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    load(&dest, &settings()).unwrap();
+    let error = load(&dest, &Settings { require_sha256: true, ..settings() }).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("sha256 of the weights"), "{error}");
+    assert!(weir(&["inspect", dest.to_str().unwrap()]).unwrap_err().contains("sha256 of the weights"));
+    let to = TempDir::new().unwrap();
     let source = golden_data("blt").join("published_form");
     let ids = golden("published_form").ids("s0.ids");
     for (name, stored, dtype) in [

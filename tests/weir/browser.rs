@@ -1413,7 +1413,7 @@ fn thread_time(browser: &Browser) -> f64 {
     1000.0 * task["value"].as_f64().unwrap()
 }
 
-/// The machine may be busy: one of three runs must be fast.
+/// The machine may be busy: one of five runs must be fast.
 #[test]
 fn a_long_text_streams_without_long_frames_and_can_be_stopped() {
     let Some(browser) = two_models(RACE) else { return };

@@ -75,6 +75,7 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
     let entropy_models = entropy_models.iter().map(load_entropy_model).collect::<Result<_>>()?;
     if settings.require_sha256 {
         source.require_digest()?;
+        source.check_tables(&blueprint.tensors())?;
     }
     if settings.unpooled && !blueprint.has_unpooled_baseline() {
         let expected = "a model whose pooling can be turned off: MrT5 with its gate";

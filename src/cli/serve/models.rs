@@ -42,7 +42,8 @@ pub(super) struct ModelsArgs {
     /// More checkpoints, each given as --model gives it.
     #[arg(value_name = "[NAME=]DIR")]
     checkpoints: Vec<PathBuf>,
-    /// Refuse checkpoints whose cards do not state the SHA-256 of their weights. A stated digest is always compared.
+    /// Refuse checkpoints whose cards do not state the SHA-256 of their weights. A stated digest is compared in any case, that of a
+    /// table of n-grams only with this flag.
     #[arg(long, value_name = "BOOL", env = "WEIR_REQUIRE_SHA256", default_value = "false", num_args = 0..=1,
         require_equals = true, default_missing_value = "true")]
     require_sha256: String,

@@ -157,6 +157,15 @@ impl CheckpointSource {
         }
     }
 
+    /// Reads the files of a folder's weights and compares their digest with the one that the card states, if it states one: loading does
+    /// not, if `specs` has tables. Fails if they differ.
+    pub fn check_tables(&self, specs: &[TensorSpec]) -> Result<()> {
+        match self {
+            Self::Folder(folder) if specs.iter().any(|spec| spec.stays_in_file) => weights::check_files(folder),
+            _ => Ok(()),
+        }
+    }
+
     /// Compares a digest of the weights with the one that the card states, if it states one. Fails if they differ.
     pub fn check_digest(&self, sha256: &str) -> Result<()> {
         weights::check_digest(self.card()?, &self.path(), sha256)

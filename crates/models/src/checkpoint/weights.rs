@@ -873,7 +873,8 @@ impl Weights {
 }
 
 /// Reads the weights of the checkpoint in `dir`, and the SHA-256 of their concatenated files. Fails unless the files hold
-/// exactly these tensors, complete and finite, and have the digest that the card states.
+/// exactly these tensors, complete and finite, and have the digest that the card states. A table is not read, so with one the digest is
+/// what the card states, without a comparison ([`check_files`] compares), or covers [`SAMPLED_ROWS`] of the table.
 pub fn read_weights(dir: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     read_weights_with_progress(dir, specs, &mut |_, _| {})
 }
@@ -888,13 +889,27 @@ pub fn read_weights_with_progress(
     let (opened, scales) = open_shards(dir, specs)?;
     let total = opened.iter().map(|shard| shard.size).sum();
     let mut reading = WeightsReader::new(total, scales, specs, progress);
-    reading.digests_tables = read_card(dir)?.is_some_and(|card| card.sha256.is_some());
     for OpenShard { shard, mut from, header, .. } in opened {
         reading.shard(&shard.file, &mut from, header)?;
     }
     let (weights, sha256) = reading.finish()?;
-    check_digest(read_card(dir)?, dir, &sha256)?;
+    let card = read_card(dir)?;
+    if specs.iter().any(|spec| spec.stays_in_file) {
+        return Ok((weights, card.and_then(|card| card.sha256).unwrap_or(sha256)));
+    }
+    check_digest(card, dir, &sha256)?;
     Ok((weights, sha256))
+}
+
+/// Reads the files of the weights in `dir` and compares their SHA-256 with the one that the card states, if it states one. Fails if they
+/// differ.
+pub fn check_files(dir: &Path) -> Result<()> {
+    let mut digest = FilesDigest::default();
+    for Shard { file, .. } in shards(dir)? {
+        let (from, _) = files::open(&file).map_err(Error::io(&file))?;
+        digest.add(from, &file)?;
+    }
+    digest.finish(dir).map(|_| ())
 }
 
 /// The SHA-256 of files, as if they were one file.
@@ -1084,9 +1099,6 @@ struct WeightsReader<'a> {
     scales: BTreeSet<String>,
     /// Names of the tensors that stay in their file.
     tables: BTreeSet<String>,
-    /// True if the digest covers all their rows, because a card states one: loading then reads them once. Else it covers
-    /// [`SAMPLED_ROWS`].
-    digests_tables: bool,
     hash: Sha256,
     done: u64,
     total: u64,
@@ -1097,7 +1109,7 @@ impl<'a> WeightsReader<'a> {
     fn new(total: u64, scales: BTreeSet<String>, specs: &[TensorSpec], progress: &'a mut dyn FnMut(u64, u64)) -> Self {
         let tables = specs.iter().filter(|spec| spec.stays_in_file).map(|spec| spec.name.clone()).collect();
         let hash = Sha256::new();
-        Self { weights: Weights::default(), scales, tables, digests_tables: true, hash, done: 0, total, progress }
+        Self { weights: Weights::default(), scales, tables, hash, done: 0, total, progress }
     }
 
     fn finish(mut self) -> Result<(Weights, String)> {
@@ -1159,13 +1171,7 @@ impl<'a> WeightsReader<'a> {
             return Ok(());
         };
         let table = RowTable::in_file(&entry.name, shape, dtype, OpenTable::new(opened, file, offset)?);
-        match self.digests_tables {
-            true => table.each_part(&mut |part| {
-                self.hash.update(part);
-                Ok(())
-            })?,
-            false => table.sample(SAMPLED_ROWS, &mut |row| self.hash.update(row))?,
-        }
+        table.sample(SAMPLED_ROWS, &mut |row| self.hash.update(row))?;
         self.weights.insert_table(name, table);
         self.done += entry.bytes;
         (self.progress)(self.done, self.total);

@@ -54,16 +54,18 @@ struct TokenizeRequest {
     return_offsets: Option<bool>,
 }
 
+/// The first character of the prompt that each token stands for, and the one after the last. The ranges follow each other. A
+/// character of several bytes belongs to its last byte.
+type Offsets = Vec<[usize; 2]>;
+
 #[derive(Serialize)]
 struct Tokenized {
     count: usize,
     max_model_len: usize,
     tokens: Vec<u32>,
     token_strs: Option<Vec<String>>,
-    /// The first character of the prompt that each token stands for, and the one after the last. The ranges follow each other. A
-    /// character of several bytes belongs to its last byte.
     #[serde(skip_serializing_if = "Option::is_none")]
-    offsets: Option<Vec<[usize; 2]>>,
+    offsets: Option<Offsets>,
 }
 
 /// The body of a request to `/detokenize`.
@@ -79,9 +81,8 @@ struct DetokenizeRequest {
 struct Rendered<'a> {
     request_id: String,
     token_ids: Vec<u32>,
-    /// As [`Tokenized::offsets`].
     #[serde(skip_serializing_if = "Option::is_none")]
-    token_offsets: Option<Vec<[usize; 2]>>,
+    token_offsets: Option<Offsets>,
     sampling_params: &'a Value,
     model: &'a str,
     stream: bool,
@@ -207,15 +208,14 @@ impl TokenizeRequest {
     }
 }
 
-/// Returns the tokens of a text of at most `limit` bytes, as [`TokenizeRequest`] has them, and if `wants_offsets` their places, as
-/// [`Tokenized::offsets`] has them.
+/// Returns the tokens of a text of at most `limit` bytes, as [`TokenizeRequest`] has them, and if `wants_offsets` their places.
 fn placed_tokens(
     engine: &Lease,
     text: &str,
     limit: usize,
     has_marks: bool,
     wants_offsets: bool,
-) -> Result<(Vec<u32>, Option<Vec<[usize; 2]>>)> {
+) -> Result<(Vec<u32>, Option<Offsets>)> {
     let vocabulary = &engine.card().vocabulary;
     let (mut tokens, placed, marks) = match engine.document_limits() {
         Some(limits) => {

@@ -1430,9 +1430,12 @@ fn a_long_text_streams_without_long_frames_and_can_be_stopped() {
         let frames = browser.evaluate("performance.getEntriesByName('frame', 'measure').map(frame => frame.duration)");
         let frames: Vec<f64> = serde_json::from_value(frames).unwrap();
         assert!(frames.len() > 20, "{}", frames.len());
-        let all = (thread_time(&browser) - before) / frames.len() as f64;
+        let spent = thread_time(&browser) - before;
+        let all = spent / frames.len() as f64;
         assert!(all < MAX_FRAME, "{all} ms of each frame");
-        longest = frames.into_iter().fold(0.0, f64::max);
+        // On a busy machine, the page's thread waits for a processor during a frame: only this share of the time is its own.
+        let share = (spent / frames.iter().sum::<f64>()).min(1.0);
+        longest = share * frames.into_iter().fold(0.0, f64::max);
         if longest < MAX_FRAME {
             break;
         }

@@ -462,7 +462,7 @@ fn a_prompt_stays_cached_next_to_its_continuation() {
         let limit = 4 * measure.segment_cache_usage().bytes;
         drop(measure);
         let (tight, evicted) = counting_evictions(&model, limits(limit));
-        for round in 0..8 {
+        for round in 0..if long_runs() { 16 } else { 8 } {
             let numbers: Vec<u32> =
                 (0..40).map(|i| if i % 6 == 5 { 3 } else { (i * (round + 2) + round) % 7 }).collect();
             let other =

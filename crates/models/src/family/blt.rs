@@ -526,7 +526,7 @@ pub enum BltStage {
 pub struct Work {
     /// Receives vectors of each stage.
     pub watcher: Option<Watcher<BltStage>>,
-    /// Symbols of a closed patch to which a step attends at most; [`CLOSING_SYMBOLS`] if `None`.
+    /// Symbols of a closed patch to which a step attends at most; 1,024 if `None`.
     pub closing_symbols: Option<usize>,
     layers: HybridWork,
     quantized: QuantizedRows,

@@ -15,8 +15,7 @@ use crate::contract::{
 };
 use crate::family::hourglass::{RecentSymbols, SegmentEnds};
 use crate::family::parts::{
-    self, Batch, Check, HeadWork, StackCaches, StackOf, Tensors, Watcher, check_feed, check_rollback, watch,
-    with_status, work_mut,
+    self, Batch, Check, HeadWork, StackCaches, StackOf, Tensors, Watcher, check_rollback, watch, with_status, work_mut,
 };
 use crate::family::t5_layers::{matrix, norm};
 use crate::family::{Blueprint, Parts, TensorSpec};
@@ -475,8 +474,7 @@ impl State for BltState {
     }
 
     fn boundary_before(&self, len: usize) -> usize {
-        let last = self.patch_ends.count_before(len.min(self.len())).checked_sub(1);
-        let end = last.and_then(|last| self.patch_ends.end(last)).map_or(0, |end| end + 1);
+        let end = self.patch_ends.boundary_before(len.min(self.len()));
         if end < self.earliest() { 0 } else { end }
     }
 
@@ -485,9 +483,7 @@ impl State for BltState {
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        for page in self.caches().into_iter().flat_map(KvCache::pages) {
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
-        }
+        parts::own_pages(self.caches(), each);
     }
 
     fn own_bytes(&self) -> usize {
@@ -633,10 +629,6 @@ struct ContextPatch {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     fn show(&mut self, stage: BltStage) {
         watch(&mut self.watcher, stage, &self.batch.positions, &self.batch.x);
     }
@@ -892,54 +884,56 @@ impl Model for Blt {
     /// Segment step, for rows that closed a patch: global transformer. A row with a long patch waits until all of it is read.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
-            self.close_patches(rows, waiting, work)?; // (patches, k·E)
-            while self.gather_patches(rows, waiting, work)? {
-                let caches = &mut StackCaches(rows, GLOBAL);
-                let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
-                self.global.forward(&self.compute, x, positions, caches, &mut [], layers)?; // (patches, G)
-                work.show(BltStage::Global);
-                for (Position { sequence, index }, x) in work.batch.iter() {
-                    let global = &mut state(rows, sequence)?.global;
-                    global.write_output(index, x)?;
-                    global.advance(1);
-                }
+        let Some(waiting) = with_status(StepStatus::Waiting, rows, which, &mut work.chosen) else { return Ok(()) };
+        self.close_patches(rows, &waiting, work)?; // (patches, k·E)
+        while self.gather_patches(rows, &waiting, work)? {
+            let caches = &mut StackCaches(rows, GLOBAL);
+            let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
+            self.global.forward(&self.compute, x, positions, caches, &mut [], layers)?; // (patches, G)
+            work.show(BltStage::Global);
+            for (Position { sequence, index }, x) in work.batch.iter() {
+                let global = &mut state(rows, sequence)?.global;
+                global.write_output(index, x)?;
+                global.advance(1);
             }
-            for &index in waiting {
-                if state(rows, index)?.waiting_patches() == 0 {
-                    rows[index].status = StepStatus::Unfinished;
-                }
+        }
+        for &index in &waiting {
+            if state(rows, index)?.waiting_patches() == 0 {
+                rows[index].status = StepStatus::Unfinished;
             }
-            Ok(())
-        })
+        }
+        work.chosen = waiting;
+        Ok(())
     }
 
     /// Finish step: decoder with cross-attention to each symbol's latest closed patch → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            while self.gather_undecoded(rows, unfinished, work)? {
-                self.gather_contexts(rows, work)?; // (patches · k, E)
-                for layer in 0..self.decoder.layers.len() {
-                    if let Some(cross) = self.decoder_cross.get(layer) {
-                        self.read_contexts(layer, rows, work)?; // (patches · k, 2·I)
-                        self.cross(cross, work); // (symbols, E)
-                    }
-                    let caches = &mut StackCaches(rows, DECODER);
-                    let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
-                    self.decoder.forward_layer(layer, &self.compute, x, positions, caches, layers)?; // (symbols, E)
+        let Some(unfinished) = with_status(StepStatus::Unfinished, rows, which, &mut work.chosen) else {
+            return Ok(());
+        };
+        while self.gather_undecoded(rows, &unfinished, work)? {
+            self.gather_contexts(rows, work)?; // (patches · k, E)
+            for layer in 0..self.decoder.layers.len() {
+                if let Some(cross) = self.decoder_cross.get(layer) {
+                    self.read_contexts(layer, rows, work)?; // (patches · k, 2·I)
+                    self.cross(cross, work); // (symbols, E)
                 }
-                work.show(BltStage::Decoded);
-                self.scatter_decoded(rows, work)?;
+                let caches = &mut StackCaches(rows, DECODER);
+                let Work { batch: Batch { positions, x }, layers, .. } = &mut *work;
+                self.decoder.forward_layer(layer, &self.compute, x, positions, caches, layers)?; // (symbols, E)
             }
-            self.gather_wanted(rows, unfinished, work)?; // (wanted, E)
-            work.head.deliver(&self.head, &self.compute, &mut work.quantized, rows, unfinished)?;
-            for &index in unfinished {
-                let state = state(rows, index)?;
-                state.finished = state.encoder.len();
-            }
-            Ok(())
-        })
+            work.show(BltStage::Decoded);
+            self.scatter_decoded(rows, work)?;
+        }
+        self.gather_wanted(rows, &unfinished, work)?; // (wanted, E)
+        work.head.deliver(&self.head, &self.compute, &mut work.quantized, rows, &unfinished)?;
+        for &index in &unfinished {
+            let state = state(rows, index)?;
+            state.finished = state.encoder.len();
+        }
+        work.chosen = unfinished;
+        Ok(())
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -1017,9 +1011,7 @@ impl Blt {
         self.ngrams.as_ref().map_or(Ok(()), |ngrams| ngrams.table.check())?;
         for &index in which {
             let row = &mut rows[index];
-            check_feed(&self.card, row, state_ref::<BltState>(&*row.state)?.is_ready())?;
-            self.card.vocabulary.check_ids("feed", &row.feed)?;
-            row.decisions.clear();
+            parts::start_feed(&self.card, row, state_ref::<BltState>(&*row.state)?.is_ready())?;
             state(rows, index)?.start_feed();
         }
         work.processed.clear();

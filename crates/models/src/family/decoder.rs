@@ -232,9 +232,7 @@ impl State for DecoderState {
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        for page in self.cache.pages().iter().chain(self.memory.iter().flat_map(KvCache::pages)) {
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
-        }
+        parts::own_pages(std::iter::once(&self.cache).chain(&self.memory), each);
     }
 
     fn own_bytes(&self) -> usize {
@@ -254,10 +252,6 @@ pub struct Work {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     /// Sends every layer's intermediate results to `hook` from now on.
     pub fn watch(&mut self, hook: Hook) {
         self.stack.hook = Some(hook);
@@ -407,14 +401,17 @@ impl Decoder {
 
     /// Finish step: norm → logits, of the symbols whose logits are wanted. Fails as [`feed_symbols`](Self::feed_symbols) does.
     pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
-            if let Some(parameters) = &self.norm {
-                layer_norm(&self.compute, &mut work.head.wanted, parameters);
-            }
-            work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
-            set_finished(rows, unfinished)
-        })
+        let Some(unfinished) = with_status(StepStatus::Unfinished, rows, which, &mut work.chosen) else {
+            return Ok(());
+        };
+        take_hidden(rows, &unfinished, &mut work.head.wanted)?; // (wanted, D)
+        if let Some(parameters) = &self.norm {
+            layer_norm(&self.compute, &mut work.head.wanted, parameters);
+        }
+        work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, &unfinished)?;
+        set_finished(rows, &unfinished)?;
+        work.chosen = unfinished;
+        Ok(())
     }
 
     fn positions(&self, symbols: usize) -> usize {

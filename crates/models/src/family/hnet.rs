@@ -17,7 +17,7 @@ use crate::contract::{
     StepStatus, SymbolBoundary, check_mode, state_mut, state_ref,
 };
 use crate::family::parts::{
-    self, Check, HeadWork, MAX_LAYERS, Tensors, check_feed, check_rollback, linear, matrix, with_status, work_mut,
+    self, Check, HeadWork, MAX_LAYERS, Tensors, check_rollback, linear, matrix, with_status, work_mut,
 };
 use crate::family::{Blueprint, Parts, TensorSpec};
 use crate::nn::attention::{Caches, FeedForward};
@@ -628,15 +628,12 @@ impl State for HnetState {
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        let cached = self.stacks.iter().flat_map(|stack| stack.cache.pages());
+        parts::own_pages(self.stacks.iter().map(|stack| &stack.cache), each);
         let current = self.stacks.iter().filter_map(|stack| stack.memory.page());
         let mut recurrent: Vec<_> = current.chain(self.snapshots.iter().flat_map(Snapshot::pages)).collect();
         // a snapshot shares its pages with the sequence until that goes on
         recurrent.sort_by_key(|page| page.id());
         let mut rest = &recurrent[..];
-        for page in cached {
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
-        }
         while let Some(page) = rest.first() {
             let own = rest.iter().take_while(|other| other.id() == page.id()).count();
             each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own });
@@ -668,12 +665,6 @@ struct Work {
     pass: PassWork,
     chosen: Vec<usize>,
     head: HeadWork,
-}
-
-impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
 }
 
 /// Vectors of one stage in a step. D = width.
@@ -783,52 +774,55 @@ impl Model for Hnet {
     /// Segment step, for rows at which chunks begin: the stages inside.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
-            let Work { stages, pass, .. } = work;
-            let inner = &mut stages[1..];
-            let dim = self.dim(0);
-            inner[0].positions.clear();
-            inner[0].symbols.clear();
-            inner[0].x.clear();
-            for &index in waiting {
-                let state = state(rows, index)?;
-                let first = state.stacks[1].cache.len();
-                for (chunk, vector) in state.flight.chunks.chunks_exact(dim).enumerate() {
-                    inner[0].positions.push(Position { sequence: index, index: first + chunk });
-                    self.push_padded(1, vector, &mut inner[0].x);
-                }
-                let fed = (state.computed..).zip(&state.flight.probabilities);
-                let begun = fed.filter(|(_, probability)| begins_chunk(**probability));
-                inner[0].symbols.extend(begun.map(|(position, _)| position.checked_sub(state.ready)));
+        let Some(waiting) = with_status(StepStatus::Waiting, rows, which, &mut work.chosen) else { return Ok(()) };
+        let Work { stages, pass, .. } = work;
+        let inner = &mut stages[1..];
+        let dim = self.dim(0);
+        inner[0].positions.clear();
+        inner[0].symbols.clear();
+        inner[0].x.clear();
+        for &index in &waiting {
+            let state = state(rows, index)?;
+            let first = state.stacks[1].cache.len();
+            for (chunk, vector) in state.flight.chunks.chunks_exact(dim).enumerate() {
+                inner[0].positions.push(Position { sequence: index, index: first + chunk });
+                self.push_padded(1, vector, &mut inner[0].x);
             }
-            self.run_stage(1, rows, inner, pass)?; // (chunks, D of the next stage)
-            let outputs = inner[0].x.chunks_exact(self.dim(1));
-            for (position, output) in inner[0].positions.iter().zip(outputs) {
-                state(rows, position.sequence)?.flight.outputs.extend_from_slice(&output[..dim]);
-            }
-            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-            Ok(())
-        })
+            let fed = (state.computed..).zip(&state.flight.probabilities);
+            let begun = fed.filter(|(_, probability)| begins_chunk(**probability));
+            inner[0].symbols.extend(begun.map(|(position, _)| position.checked_sub(state.ready)));
+        }
+        self.run_stage(1, rows, inner, pass)?; // (chunks, D of the next stage)
+        let outputs = inner[0].x.chunks_exact(self.dim(1));
+        for (position, output) in inner[0].positions.iter().zip(outputs) {
+            state(rows, position.sequence)?.flight.outputs.extend_from_slice(&output[..dim]);
+        }
+        waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+        work.chosen = waiting;
+        Ok(())
     }
 
     /// Finish step: moving average + residual → decoder → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            let Work { stages, pass, head, .. } = work;
-            let own = &mut stages[0];
-            self.gather_averages(rows, unfinished, own)?;
-            self.run_stack(self.decoder(0), 0, rows, own, pass)?; // (symbols, D)
-            let dim = self.dim(0);
-            head.wanted.clear();
-            let mut end = 0;
-            for &index in unfinished {
-                end += own.positions[end..].iter().take_while(|position| position.sequence == index).count();
-                head.wanted.extend_from_slice(&own.x[(end - rows[index].wanted()) * dim..end * dim]);
-                state(rows, index)?.finish_flight();
-            }
-            head.deliver(&self.head, &self.compute, &mut pass.quantized, rows, unfinished)
-        })
+        let Some(unfinished) = with_status(StepStatus::Unfinished, rows, which, &mut work.chosen) else {
+            return Ok(());
+        };
+        let Work { stages, pass, head, .. } = work;
+        let own = &mut stages[0];
+        self.gather_averages(rows, &unfinished, own)?;
+        self.run_stack(self.decoder(0), 0, rows, own, pass)?; // (symbols, D)
+        let dim = self.dim(0);
+        head.wanted.clear();
+        let mut end = 0;
+        for &index in &unfinished {
+            end += own.positions[end..].iter().take_while(|position| position.sequence == index).count();
+            head.wanted.extend_from_slice(&own.x[(end - rows[index].wanted()) * dim..end * dim]);
+            state(rows, index)?.finish_flight();
+        }
+        head.deliver(&self.head, &self.compute, &mut pass.quantized, rows, &unfinished)?;
+        work.chosen = unfinished;
+        Ok(())
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -894,9 +888,7 @@ impl Hnet {
 
     /// Checks a row's feed and plans its snapshot.
     fn start_feed(&self, row: &mut SequenceRow) -> Result<()> {
-        check_feed(&self.card, row, state_ref::<HnetState>(&*row.state)?.is_ready())?;
-        self.card.vocabulary.check_ids("feed", &row.feed)?;
-        row.decisions.clear();
+        parts::start_feed(&self.card, row, state_ref::<HnetState>(&*row.state)?.is_ready())?;
         let SequenceRow { state, feed, .. } = row;
         let state: &mut HnetState = state_mut(&mut **state)?;
         state.flight.clear();

@@ -14,8 +14,8 @@ use crate::contract::{
     SkippedSegments, State, StepCost, StepStatus, SymbolBoundary, Want, advance, check_mode, state_mut, state_ref,
 };
 use crate::family::parts::{
-    self, Batch, Check, HeadWork, Loader, StackCaches, StackOf, StackShape, StackSpec, Watcher, check_feed,
-    check_rollback, clone_with_capacity, linear, matrix, norm, watch, with_status, work_mut,
+    self, Batch, Check, HeadWork, Loader, StackCaches, StackOf, StackShape, StackSpec, Watcher, check_rollback,
+    clone_with_capacity, linear, matrix, norm, watch, with_status, work_mut,
 };
 use crate::family::settings::Bounds;
 use crate::family::{Blueprint, Parts, TensorSpec};
@@ -342,6 +342,12 @@ impl SegmentEnds {
     /// Counts the segments that end before `position`, whose segment must not be dropped.
     pub fn count_before(&self, position: usize) -> usize {
         self.dropped + self.listed.partition_point(|&end| end < position)
+    }
+
+    /// The position after the last listed segment that ends before `position`; 0 if none does.
+    pub fn boundary_before(&self, position: usize) -> usize {
+        let last = self.count_before(position).checked_sub(1);
+        last.and_then(|last| self.end(last)).map_or(0, |end| end + 1)
     }
 
     /// First position of the open segment.
@@ -803,10 +809,7 @@ impl State for HourglassState {
         let len = len.min(self.len());
         let end = match &self.pooled {
             None => len,
-            Some(pooled) => {
-                let last = pooled.segment_ends.count_before(len).checked_sub(1);
-                last.and_then(|last| pooled.segment_ends.end(last)).map_or(0, |end| end + 1)
-            }
+            Some(pooled) => pooled.segment_ends.boundary_before(len),
         };
         if end < self.earliest() { 0 } else { end }
     }
@@ -816,9 +819,7 @@ impl State for HourglassState {
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        for page in self.caches().flat_map(KvCache::pages) {
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
-        }
+        parts::own_pages(self.caches(), each);
         if let Some(entropy_model) = self.entropy_state() {
             entropy_model.pages(each);
         }
@@ -887,10 +888,6 @@ pub struct Work {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     fn show(&mut self, stage: HourglassStage) {
         watch(&mut self.watcher, stage, &self.batch.positions, &self.batch.x);
     }
@@ -1034,42 +1031,44 @@ impl Model for Hourglass {
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         let Some(PooledWeights { norm: pool_norm, middle, .. }) = &self.pooled else { return Ok(()) };
-        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
-            keep_last_closed(rows, waiting)?;
-            while gather_segments(middle, rows, waiting, work)? {
-                layer_norm(&self.compute, &mut work.batch.x, pool_norm); // (segments, D)
-                work.show(HourglassStage::PooledNormed);
-                let caches = &mut StackCaches(rows, MIDDLE);
-                middle.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (segments, D)
-                scatter_middle(rows, work)?;
-            }
-            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-            Ok(())
-        })
+        let Some(waiting) = with_status(StepStatus::Waiting, rows, which, &mut work.chosen) else { return Ok(()) };
+        keep_last_closed(rows, &waiting)?;
+        while gather_segments(middle, rows, &waiting, work)? {
+            layer_norm(&self.compute, &mut work.batch.x, pool_norm); // (segments, D)
+            work.show(HourglassStage::PooledNormed);
+            let caches = &mut StackCaches(rows, MIDDLE);
+            middle.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (segments, D)
+            scatter_middle(rows, work)?;
+        }
+        waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+        work.chosen = waiting;
+        Ok(())
     }
 
     /// Finish step: upsample + residual → post stack → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            if let Some(PooledWeights { post, .. }) = &self.pooled {
-                count_post(rows, unfinished, work)?;
-                while gather_upsampled(post, rows, unfinished, work)? {
-                    select_wanted(rows, work)?;
-                    let Work { batch, wanted, stack, .. } = &mut *work;
-                    let caches = &mut StackCaches(rows, POST);
-                    post.forward_wanted(&self.compute, &mut batch.x, &batch.positions, wanted, caches, stack)?; // (wanted, D)
-                    scatter_post(rows, unfinished, work)?;
-                }
+        let Some(unfinished) = with_status(StepStatus::Unfinished, rows, which, &mut work.chosen) else {
+            return Ok(());
+        };
+        if let Some(PooledWeights { post, .. }) = &self.pooled {
+            count_post(rows, &unfinished, work)?;
+            while gather_upsampled(post, rows, &unfinished, work)? {
+                select_wanted(rows, work)?;
+                let Work { batch, wanted, stack, .. } = &mut *work;
+                let caches = &mut StackCaches(rows, POST);
+                post.forward_wanted(&self.compute, &mut batch.x, &batch.positions, wanted, caches, stack)?; // (wanted, D)
+                scatter_post(rows, &unfinished, work)?;
             }
-            gather_wanted(rows, unfinished, work)?; // (wanted, D)
-            work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
-            for &index in unfinished {
-                let state = state(rows, index)?;
-                state.finished = state.pre.len();
-            }
-            Ok(())
-        })
+        }
+        gather_wanted(rows, &unfinished, work)?; // (wanted, D)
+        work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, &unfinished)?;
+        for &index in &unfinished {
+            let state = state(rows, index)?;
+            state.finished = state.pre.len();
+        }
+        work.chosen = unfinished;
+        Ok(())
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -1128,9 +1127,7 @@ impl Hourglass {
     fn start_feed(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         for &index in which {
             let row = &mut rows[index];
-            check_feed(&self.card, row, state_ref::<HourglassState>(&*row.state)?.is_ready())?;
-            self.card.vocabulary.check_ids("feed", &row.feed)?;
-            row.decisions.clear();
+            parts::start_feed(&self.card, row, state_ref::<HourglassState>(&*row.state)?.is_ready())?;
             state(rows, index)?.start_feed();
         }
         if let Some(entropy_model) = self.entropy_model.as_deref().filter(|_| !which.is_empty()) {

@@ -406,9 +406,7 @@ impl State for LslmState {
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        for page in self.caches().into_iter().flat_map(KvCache::pages) {
-            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
-        }
+        parts::own_pages(self.caches(), each);
     }
 
     fn own_bytes(&self) -> usize {
@@ -507,10 +505,6 @@ pub struct Work {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     /// Provides at least `count` spare caches, all of them empty.
     fn clear_spare_caches(&mut self, count: usize, layout: PageLayout) {
         let pages = self.spare_pages.get_or_insert_with(|| PagePool::new(usize::MAX));
@@ -587,35 +581,38 @@ impl Model for Lslm {
     /// Segment step: token encoder for symbols not yet read → pool → context encoder → the decoder's keys and values.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
-            gather_closed_symbols(rows, waiting, work)?;
-            self.encode_symbols(rows, work)?; // (symbols, D)
-            pool_segments(self.pooling, self.width(), rows, waiting, work)?; // (segments, D)
-            self.encode_segments(rows, work)?; // (segments, C)
-            for &index in waiting {
-                state(rows, index)?.count_agreed();
-                rows[index].status = StepStatus::Unfinished;
-            }
-            Ok(())
-        })
+        let Some(waiting) = with_status(StepStatus::Waiting, rows, which, &mut work.chosen) else { return Ok(()) };
+        gather_closed_symbols(rows, &waiting, work)?;
+        self.encode_symbols(rows, work)?; // (symbols, D)
+        pool_segments(self.pooling, self.width(), rows, &waiting, work)?; // (segments, D)
+        self.encode_segments(rows, work)?; // (segments, C)
+        for &index in &waiting {
+            state(rows, index)?.count_agreed();
+            rows[index].status = StepStatus::Unfinished;
+        }
+        work.chosen = waiting;
+        Ok(())
     }
 
     /// Finish step: segment decoder, with cross-attention to the closed segments → logits, some dozens of segments at a time.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            reserve_wanted(self.head.inputs(), rows, unfinished, work);
-            while gather_closed_segments(self.decoder.layout, rows, unfinished, work)? {
-                self.decode_segments(rows, work)?;
-            }
-            gather_open_segments(rows, unfinished, work)?;
+        let Some(unfinished) = with_status(StepStatus::Unfinished, rows, which, &mut work.chosen) else {
+            return Ok(());
+        };
+        reserve_wanted(self.head.inputs(), rows, &unfinished, work);
+        while gather_closed_segments(self.decoder.layout, rows, &unfinished, work)? {
             self.decode_segments(rows, work)?;
-            self.apply_head(work, true); // (closed segments, V)
-            end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
-            self.apply_head(work, false); // (wanted, V)
-            deliver_logits(rows, unfinished, &work.logits, self.head.outputs())?;
-            finish_rows(rows, unfinished)
-        })
+        }
+        gather_open_segments(rows, &unfinished, work)?;
+        self.decode_segments(rows, work)?;
+        self.apply_head(work, true); // (closed segments, V)
+        end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
+        self.apply_head(work, false); // (wanted, V)
+        deliver_logits(rows, &unfinished, &work.logits, self.head.outputs())?;
+        finish_rows(rows, &unfinished)?;
+        work.chosen = unfinished;
+        Ok(())
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {

@@ -5,8 +5,8 @@
 use crate::{
     checkpoint::{Config, Init, TensorSpec, Weights},
     contract::{
-        self, BoundaryOptions, Card, Document, DocumentEncoder, LayerTime, Model, PoolingChoice, Scratch, SequenceRow,
-        State, StepCost, StepStatus, SummaryLimits, Want, advance, state_mut, state_ref,
+        self, BoundaryOptions, Card, Document, DocumentEncoder, LayerTime, Model, PageUse, PoolingChoice, Scratch,
+        SequenceRow, State, StepCost, StepStatus, SummaryLimits, Want, advance, state_mut, state_ref,
     },
     nn::{
         Activation, ConfigError, Position,
@@ -505,6 +505,21 @@ pub fn check_feed(card: &Card, row: &SequenceRow, ready: bool) -> Result<()> {
     Ok(())
 }
 
+/// Starts a feed of symbols: checks the row as [`check_feed`] does, and its symbols, and clears the decisions on earlier ones.
+pub fn start_feed(card: &Card, row: &mut SequenceRow, ready: bool) -> Result<()> {
+    check_feed(card, row, ready)?;
+    card.vocabulary.check_ids("feed", &row.feed)?;
+    row.decisions.clear();
+    Ok(())
+}
+
+/// Reports the pages of caches, each of which the state has once.
+pub fn own_pages<'a>(caches: impl IntoIterator<Item = &'a KvCache>, each: &mut dyn FnMut(PageUse)) {
+    for page in caches.into_iter().flat_map(KvCache::pages) {
+        each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
+    }
+}
+
 /// Finds the cache of one stack in a state.
 pub struct StackOf<S>(pub fn(&S) -> Result<&KvCache>, pub fn(&mut S) -> Result<&mut KvCache>);
 
@@ -521,21 +536,16 @@ impl<S: State> Caches for StackCaches<'_, S> {
     }
 }
 
-/// Runs `step` for the rows among `which` with that status, if there are any; their list is kept in `chosen(work)`.
-pub fn with_status<W>(
+/// Takes out the list `buffer` with the rows among `which` of that status, if there are any. The caller puts it back after its step.
+pub fn with_status(
     status: StepStatus,
-    rows: &mut [SequenceRow],
+    rows: &[SequenceRow],
     which: &[usize],
-    work: &mut W,
-    chosen: impl Fn(&mut W) -> &mut Vec<usize>,
-    step: impl FnOnce(&mut [SequenceRow], &[usize], &mut W) -> Result<()>,
-) -> Result<()> {
-    let mut list = std::mem::take(chosen(work));
-    list.clear();
-    list.extend(which.iter().filter(|&&index| rows[index].status == status));
-    let result = if list.is_empty() { Ok(()) } else { step(rows, &list, work) };
-    *chosen(work) = list;
-    result
+    buffer: &mut Vec<usize>,
+) -> Option<Vec<usize>> {
+    buffer.clear();
+    buffer.extend(which.iter().filter(|&&index| rows[index].status == status));
+    if buffer.is_empty() { None } else { Some(std::mem::take(buffer)) }
 }
 
 /// Returns the error for a text that an encoder-decoder is asked to continue.

@@ -582,10 +582,6 @@ pub struct Work {
 }
 
 impl Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-
     /// Sends the output of every decoder layer to `hook` from now on.
     pub fn watch_decoder(&mut self, hook: Hook) {
         self.decoder.hook = Some(hook);
@@ -799,14 +795,17 @@ impl T5 {
 
     /// Finish step: the logits of the symbols whose logits are wanted.
     fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
-            if self.head_scale != 1.0 {
-                work.head.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
-            }
-            work.head.deliver(&self.head, &self.compute, &mut work.decoder.quantized, rows, unfinished)?;
-            set_finished(rows, unfinished)
-        })
+        let Some(unfinished) = with_status(StepStatus::Unfinished, rows, which, &mut work.chosen) else {
+            return Ok(());
+        };
+        take_hidden(rows, &unfinished, &mut work.head.wanted)?; // (wanted, D)
+        if self.head_scale != 1.0 {
+            work.head.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
+        }
+        work.head.deliver(&self.head, &self.compute, &mut work.decoder.quantized, rows, &unfinished)?;
+        set_finished(rows, &unfinished)?;
+        work.chosen = unfinished;
+        Ok(())
     }
 }
 

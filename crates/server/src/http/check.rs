@@ -13,7 +13,6 @@ use crate::{
 use axum::{
     Extension,
     extract::{Request, State},
-    response::{IntoResponse, Response},
 };
 use prost::Message;
 use serde::Deserialize;
@@ -24,16 +23,12 @@ pub(crate) async fn check(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
-) -> Response {
-    client.with_request_id(handle(&state, &client, request).await.into_response())
-}
-
-async fn handle(state: &ApiState, client: &ClientContext, request: Request) -> Result<Json, ApiError> {
-    let body = state.read_body(client, request, JSON).await?;
+) -> Result<Json, ApiError> {
+    let body = state.read_body(&client, request, JSON).await?;
     let Body(message) = state.parse(body, |json| parse_json(&json, "the body")).await?;
     let bytes = message.encoded_len();
     let jobs = &state.calls.jobs;
-    let call = state.calls.begin("/weir.v1.Generation/Check", client, bytes, async |call, memory| {
+    let call = state.calls.begin("/weir.v1.Generation/Check", &client, bytes, async |call, memory| {
         jobs.check_text(Incoming { message, call, memory: Some(memory) }).await.inspect_err(log_rejection)
     });
     let checked = call.await.map(CallResponse::into_complete);

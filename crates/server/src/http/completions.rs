@@ -17,7 +17,7 @@ use axum::{
     Extension,
     extract::{Request, State},
     http::StatusCode,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -35,20 +35,16 @@ pub(crate) async fn complete(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
-) -> Response {
-    client.with_request_id(handle(state, &client, request).await.into_response())
-}
-
-async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
+) -> Result<Response, ApiError> {
     let received_at = clock::now();
-    let body = state.read_body(client, request, JSON).await?;
+    let body = state.read_body(&client, request, JSON).await?;
     let tenant = Arc::clone(&body.tenant);
     let mut request = state.parse(body, |json| CompletionRequest::parse(json, Path::Completions)).await?;
     let engines = state.monitor.engines();
     let model = request.model.as_deref();
     if let Some(engine) = summaries::summarizer(engines, model)? {
         request.drop_biases_without_symbol(engine.card().vocabulary.len());
-        return summaries::complete_by_summaries(&state, client, request, &engine, &tenant).await;
+        return summaries::complete_by_summaries(&state, &client, request, &engine, &tenant).await;
     }
     // `Generate` refuses an unknown model.
     if let Ok(engine) = engines.find_able("model", model, continues_text) {
@@ -58,7 +54,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
             request.prompt.list()?;
         }
     }
-    let completion = Generations::start(&state, client, &request).await;
+    let completion = Generations::start(&state, &client, &request).await;
     let completion = completion.map_err(|error| ApiError::named(error, &request.names(Surface::Completions)))?;
     let counts = completion.counts();
     let received_at = request.wants_boundaries().then_some(received_at);
@@ -172,12 +168,11 @@ pub(crate) async fn refuse_chat(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
-) -> Response {
-    let error = match find_model(&state, &client, request).await {
+) -> ApiError {
+    match find_model(&state, &client, request).await {
         Ok(model) => no_chat(model.as_deref()),
         Err(error) => error,
-    };
-    client.with_request_id(error.into_response())
+    }
 }
 
 /// Returns the model of a request. If the request names none, returns the first that completes text, else the first.

@@ -78,17 +78,12 @@ pub(crate) async fn read_key(mut request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Answers the handshake of a WebSocket, and edits a document over it.
+/// Begins the call, answers the handshake of a WebSocket, and edits a document over it.
 pub(crate) async fn edit(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
-) -> Response {
-    client.with_request_id(begin(state, &client, request).await.into_response())
-}
-
-/// Begins the call, and answers the handshake.
-async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
+) -> Result<Response, ApiError> {
     if let Some(malformed) = request.extensions().get::<MalformedKey>() {
         return Err((*malformed).into());
     }
@@ -104,7 +99,7 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
     let memory = Arc::clone(&state.calls.jobs.memory);
     let reservation = || Reservation::new(Arc::clone(&memory), Arc::clone(&tenant));
     let sent = RequestMemory::new(reservation());
-    let responses = state.calls.edit(client, receiver, sent.clone()).await?;
+    let responses = state.calls.edit(&client, receiver, sent.clone()).await?;
     let socket = socket
         .protocols([PROTOCOL])
         .max_frame_size(state.max_body_bytes)

@@ -211,6 +211,11 @@ async fn identify(State(refused): State<RefusedRequests>, mut request: Request, 
     response
 }
 
+/// Adds the request's id to the response.
+async fn add_request_id(Extension(client): Extension<ClientContext>, request: Request, next: Next) -> Response {
+    client.with_request_id(next.run(request).await)
+}
+
 impl ClientContext {
     /// Adds the request's id to a response.
     fn with_request_id(&self, mut response: Response) -> Response {
@@ -243,20 +248,20 @@ async fn track_call(open: OpenConnection, request: Request, router: Router) -> R
 
 fn router(state: ApiState) -> Router {
     let mut router = Router::new()
-        .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
-        .route("/v1/completions/render", with_options(post(tokenize::render), "OPTIONS, POST"))
-        .route("/tokenize", with_options(post(tokenize::tokenize), "OPTIONS, POST"))
-        .route("/detokenize", with_options(post(tokenize::detokenize), "OPTIONS, POST"))
-        .route("/v1/chat/completions", with_options(post(completions::refuse_chat), "OPTIONS, POST"))
-        .route("/v1/check", with_options(post(check::check), "OPTIONS, POST"))
-        .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
-        .route("/v1/compress", with_options(post(codec::compress), "OPTIONS, POST"))
-        .route("/v1/decompress", with_options(post(codec::decompress), "OPTIONS, POST"))
-        .route(editing::PATH, with_options(get(editing::edit), "GET, OPTIONS"))
-        .route("/v1/models", with_options(get(list_models), READS))
-        .route("/v2", with_options(get(open_inference::server), READS))
-        .route(LIVE, with_options(get(open_inference::live), READS))
-        .route(READY, with_options(get(open_inference::ready), READS))
+        .route("/v1/completions", with_id(post(completions::complete), "OPTIONS, POST"))
+        .route("/v1/completions/render", with_id(post(tokenize::render), "OPTIONS, POST"))
+        .route("/tokenize", with_id(post(tokenize::tokenize), "OPTIONS, POST"))
+        .route("/detokenize", with_id(post(tokenize::detokenize), "OPTIONS, POST"))
+        .route("/v1/chat/completions", with_id(post(completions::refuse_chat), "OPTIONS, POST"))
+        .route("/v1/check", with_id(post(check::check), "OPTIONS, POST"))
+        .route("/v1/summaries", with_id(post(summaries::summarize), "OPTIONS, POST"))
+        .route("/v1/compress", with_id(post(codec::compress), "OPTIONS, POST"))
+        .route("/v1/decompress", with_id(post(codec::decompress), "OPTIONS, POST"))
+        .route(editing::PATH, with_id(get(editing::edit), "GET, OPTIONS"))
+        .route("/v1/models", with_id(get(list_models), READS))
+        .route("/v2", with_id(get(open_inference::server), READS))
+        .route(LIVE, with_id(get(open_inference::live), READS))
+        .route(READY, with_id(get(open_inference::ready), READS))
         .route(HEALTH, with_options(get(health), READS))
         .route("/", with_options(get(playground::page), READS));
     if state.metrics != HttpMetrics::Off {
@@ -264,13 +269,13 @@ fn router(state: ApiState) -> Router {
     }
     // The name of a model may be one of the Hugging Face Hub, `ORG/NAME`.
     for name in ["{name}", "{name}/{part}"] {
-        router = router.route(&format!("/v1/models/{name}"), with_options(get(get_model), READS));
+        router = router.route(&format!("/v1/models/{name}"), with_id(get(get_model), READS));
         for version in ["", "/versions/{version}"] {
             let model = format!("/v2/models/{name}{version}");
             router = router
-                .route(&model, with_options(get(open_inference::model), READS))
-                .route(&format!("{model}/ready"), with_options(get(open_inference::model_ready), READS))
-                .route(&format!("{model}/infer"), with_options(post(open_inference::infer), "OPTIONS, POST"));
+                .route(&model, with_id(get(open_inference::model), READS))
+                .route(&format!("{model}/ready"), with_id(get(open_inference::model_ready), READS))
+                .route(&format!("{model}/infer"), with_id(post(open_inference::infer), "OPTIONS, POST"));
         }
     }
     router
@@ -281,6 +286,11 @@ fn router(state: ApiState) -> Router {
             ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
         })
         .with_state(state)
+}
+
+/// Gives the responses of methods their request's id, and adds `OPTIONS` as [`with_options`] does.
+fn with_id(methods: MethodRouter<ApiState>, allowed: &'static str) -> MethodRouter<ApiState> {
+    with_options(methods.route_layer(from_fn(add_request_id)), allowed)
 }
 
 /// Adds the method `OPTIONS`, which needs no key and lists the methods of the path. The error of any other method also lists them.
@@ -315,28 +325,25 @@ async fn metrics(
     }
 }
 
-async fn list_models(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let listed = state.calls.ask("/weir.v1.Models/ListModels", &client, || Ok(state.models.list(false))).await;
-    let response = listed.map(|listed| {
-        let models = listed.models.into_iter().map(|model| model_json(model, state.started_at));
-        Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
-    });
-    client.with_request_id(response.map_err(ApiError::from).into_response())
+async fn list_models(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+) -> Result<Json, ApiError> {
+    let listed = state.calls.ask("/weir.v1.Models/ListModels", &client, || Ok(state.models.list(false))).await?;
+    let models = listed.models.into_iter().map(|model| model_json(model, state.started_at));
+    Ok(Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() })))
 }
 
 async fn get_model(
     State(state): State<ApiState>,
     path: PathResult,
     Extension(client): Extension<ClientContext>,
-) -> Response {
-    let answer = async {
-        let Path(path) = path?;
-        let name = path.model();
-        let get = || state.models.get(Some(&name), false);
-        let model = state.calls.ask("/weir.v1.Models/GetModel", &client, get).await?;
-        Ok::<_, ApiError>(Json(model_json(model, state.started_at)))
-    };
-    client.with_request_id(answer.await.into_response())
+) -> Result<Json, ApiError> {
+    let Path(path) = path?;
+    let name = path.model();
+    let get = || state.models.get(Some(&name), false);
+    let model = state.calls.ask("/weir.v1.Models/GetModel", &client, get).await?;
+    Ok(Json(model_json(model, state.started_at)))
 }
 
 /// Converts a model to OpenAI's form. This API calls symbols tokens; `token` names their kind.

@@ -25,7 +25,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{self, Error as _, MapAccess, SeqAccess, Unexpected, Visitor},
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 use std::{collections::HashMap, fmt, marker::PhantomData, sync::Arc};
 use weir_kernels::error::{Error, Result};
 use weir_proto::inference::{
@@ -50,24 +50,30 @@ macro_rules! method {
 }
 
 /// Returns the name and version of the server, and the extensions that it supports.
-pub(crate) async fn server(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let answer = state
-        .calls
-        .ask(method!("ServerMetadata"), &client, || Ok(open_inference::service::server_metadata_response()))
-        .await;
-    finish(&client, answer.map(|answer| Json(server_json(answer))).map_err(ApiError::from))
+pub(crate) async fn server(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+) -> Result<Json, InferenceError> {
+    let metadata = || Ok(open_inference::service::server_metadata_response());
+    Ok(Json(server_json(state.calls.ask(method!("ServerMetadata"), &client, metadata).await?)))
 }
 
 /// Answers 200 if no model's worker hangs. Needs no key.
-pub(crate) async fn live(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let live = state.calls.ask(method!("ServerLive"), &client, || Ok(state.monitor.alive().is_ok())).await;
-    finish(&client, live.map(|live| flag(live, json!({ "live": live }))).map_err(ApiError::from))
+pub(crate) async fn live(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+) -> Result<(StatusCode, Json), InferenceError> {
+    let live = state.calls.ask(method!("ServerLive"), &client, || Ok(state.monitor.alive().is_ok())).await?;
+    Ok(flag(live, json!({ "live": live })))
 }
 
 /// Answers 200 if the server takes requests. Needs no key.
-pub(crate) async fn ready(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let ready = state.calls.ask(method!("ServerReady"), &client, || Ok(state.monitor.ready().is_ok())).await;
-    finish(&client, ready.map(|ready| flag(ready, json!({ "ready": ready }))).map_err(ApiError::from))
+pub(crate) async fn ready(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+) -> Result<(StatusCode, Json), InferenceError> {
+    let ready = state.calls.ask(method!("ServerReady"), &client, || Ok(state.monitor.ready().is_ok())).await?;
+    Ok(flag(ready, json!({ "ready": ready })))
 }
 
 /// Returns the tensors of a model.
@@ -75,14 +81,11 @@ pub(crate) async fn model(
     State(state): State<ApiState>,
     path: PathResult,
     Extension(client): Extension<ClientContext>,
-) -> Response {
-    let answer = async {
-        let Path(path) = path?;
-        let name = path.model();
-        let metadata = || state.inference.metadata(&name, &path.version);
-        Ok(Json(model_json(state.calls.ask(method!("ModelMetadata"), &client, metadata).await?)))
-    };
-    finish(&client, answer.await)
+) -> Result<Json, InferenceError> {
+    let Path(path) = path?;
+    let name = path.model();
+    let metadata = || state.inference.metadata(&name, &path.version);
+    Ok(Json(model_json(state.calls.ask(method!("ModelMetadata"), &client, metadata).await?)))
 }
 
 /// Answers 200 if a model takes requests.
@@ -90,15 +93,12 @@ pub(crate) async fn model_ready(
     State(state): State<ApiState>,
     path: PathResult,
     Extension(client): Extension<ClientContext>,
-) -> Response {
-    let answer = async {
-        let Path(path) = path?;
-        let name = path.model();
-        let is_ready = || Ok(state.inference.is_ready(&name, &path.version));
-        let ready = state.calls.ask(method!("ModelReady"), &client, is_ready).await?;
-        Ok(flag(ready, json!({ "name": name, "ready": ready })))
-    };
-    finish(&client, answer.await)
+) -> Result<(StatusCode, Json), InferenceError> {
+    let Path(path) = path?;
+    let name = path.model();
+    let is_ready = || Ok(state.inference.is_ready(&name, &path.version));
+    let ready = state.calls.ask(method!("ModelReady"), &client, is_ready).await?;
+    Ok(flag(ready, json!({ "name": name, "ready": ready })))
 }
 
 /// Answers a request for text, in one message.
@@ -107,28 +107,19 @@ pub(crate) async fn infer(
     path: PathResult,
     Extension(client): Extension<ClientContext>,
     request: Request,
-) -> Response {
-    finish(&client, handle(&state, path, &client, request).await)
-}
-
-async fn handle(
-    state: &ApiState,
-    path: PathResult,
-    client: &ClientContext,
-    request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, InferenceError> {
     let Path(path) = path?;
     if request.headers().contains_key(BINARY) {
-        state.check_head(client, &request, JSON)?;
+        state.check_head(&client, &request, JSON)?;
         let message = format!("{BINARY}: binary tensors are not supported; send them as JSON");
-        return Err(ApiError::new(StatusCode::BAD_REQUEST, "binary_tensors", message));
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "binary_tensors", message).into());
     }
-    let body = state.read_body(client, request, JSON).await?;
+    let body = state.read_body(&client, request, JSON).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| parse_json::<InferenceRequest>(bytes, "the body")).await?;
     let message = request.into_message(path.model(), path.version);
     let inference = &state.inference;
-    let answer = state.calls.begin(method!("ModelInfer"), client, message.encoded_len(), async |call, memory| {
+    let answer = state.calls.begin(method!("ModelInfer"), &client, message.encoded_len(), async |call, memory| {
         inference.infer(Incoming { message, call, memory: Some(memory) }, Surface::HttpInference).await
     });
     let answer = answer.await?.into_complete();
@@ -150,9 +141,19 @@ fn flag(holds: bool, body: Value) -> (StatusCode, Json) {
     (if holds { StatusCode::OK } else { StatusCode::BAD_REQUEST }, Json(body))
 }
 
-/// Adds the request's id, and gives an error this protocol's form.
-fn finish(client: &ClientContext, answer: Result<impl IntoResponse, ApiError>) -> Response {
-    client.with_request_id(answer.map_or_else(ApiError::into_text_response, IntoResponse::into_response))
+/// An error in this protocol's form.
+pub(crate) struct InferenceError(ApiError);
+
+impl<E: Into<ApiError>> From<E> for InferenceError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for InferenceError {
+    fn into_response(self) -> Response {
+        self.0.into_text_response()
+    }
 }
 
 // Inference requests in JSON, converted to messages. Lists are bounded while they are parsed; the service checks their contents.
@@ -240,7 +241,7 @@ impl Input {
 enum Element {
     Text(String),
     Flag(bool),
-    Number(f64),
+    Number(Number),
     Row(List<Scalar, MAX_ELEMENTS>),
 }
 
@@ -252,8 +253,22 @@ impl Element {
         match self {
             Self::Text(text) => contents.bytes_contents.push(text.into_bytes()),
             Self::Flag(flag) => contents.bool_contents.push(flag),
-            Self::Number(number) => contents.fp64_contents.push(number),
+            Self::Number(number) => contents.fp64_contents.extend(number.as_f64()),
             Self::Row(row) => row.0.into_iter().for_each(|scalar| scalar.0.add_to(contents)),
+        }
+    }
+
+    /// Returns the value of a parameter, which is no row.
+    fn into_choice(self) -> Option<ParameterChoice> {
+        match self {
+            Self::Text(text) => Some(ParameterChoice::StringParam(text)),
+            Self::Flag(flag) => Some(ParameterChoice::BoolParam(flag)),
+            Self::Number(number) => {
+                let unsigned = number.as_u64().map(ParameterChoice::Uint64Param);
+                let signed = || number.as_i64().map(ParameterChoice::Int64Param);
+                unsigned.or_else(signed).or_else(|| number.as_f64().map(ParameterChoice::DoubleParam))
+            }
+            Self::Row(_) => None,
         }
     }
 }
@@ -291,15 +306,16 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<Element, E> {
-        Ok(Element::Number(number as f64))
+        Ok(Element::Number(number.into()))
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<Element, E> {
-        Ok(Element::Number(number as f64))
+        Ok(Element::Number(number.into()))
     }
 
     fn visit_f64<E: de::Error>(self, number: f64) -> Result<Element, E> {
-        Ok(Element::Number(number))
+        let finite = Number::from_f64(number).map(Element::Number);
+        finite.ok_or_else(|| E::invalid_value(Unexpected::Float(number), &self))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Element, A::Error> {
@@ -379,49 +395,10 @@ impl<'de> Visitor<'de> for ParametersVisitor {
             if parameters.len() == MAX_PARAMETERS {
                 return Err(A::Error::custom(format!("expected at most {MAX_PARAMETERS} parameters, found more")));
             }
-            let choice: Parameter = map.next_value()?;
-            parameters.insert(name, InferParameter { parameter_choice: Some(choice.0) });
+            let Scalar(value) = map.next_value()?;
+            parameters.insert(name, InferParameter { parameter_choice: value.into_choice() });
         }
         Ok(Parameters(parameters))
-    }
-}
-
-/// The value of a parameter.
-struct Parameter(ParameterChoice);
-
-impl<'de> Deserialize<'de> for Parameter {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ParameterVisitor)
-    }
-}
-
-struct ParameterVisitor;
-
-impl Visitor<'_> for ParameterVisitor {
-    type Value = Parameter;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string, a boolean or a number")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Parameter, E> {
-        Ok(Parameter(ParameterChoice::StringParam(text.to_owned())))
-    }
-
-    fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Parameter, E> {
-        Ok(Parameter(ParameterChoice::BoolParam(flag)))
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Parameter, E> {
-        Ok(Parameter(ParameterChoice::Int64Param(number)))
-    }
-
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Parameter, E> {
-        Ok(Parameter(ParameterChoice::Uint64Param(number)))
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Parameter, E> {
-        Ok(Parameter(ParameterChoice::DoubleParam(number)))
     }
 }
 

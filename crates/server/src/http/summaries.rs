@@ -44,12 +44,8 @@ pub(crate) async fn summarize(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
-) -> Response {
-    client.with_request_id(handle(state, &client, request).await.into_response())
-}
-
-async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
-    let body = state.read_body(client, request, JSON).await?;
+) -> Result<Response, ApiError> {
+    let body = state.read_body(&client, request, JSON).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |json| CompletionRequest::parse(json, Path::Summaries)).await?;
     if request.document.is_some() && request.document_id.is_some() {
@@ -63,7 +59,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     let wants_stream = request.wants_stream();
     // The document is in the messages.
     drop(request);
-    let messages = state.calls.summarize(client, messages).await.map_err(in_own_words)?;
+    let messages = state.calls.summarize(&client, messages).await.map_err(in_own_words)?;
     let messages = StoppedSummary::new(messages, stops);
     let late_headers = state.calls.jobs.late_headers;
     if wants_stream {

@@ -93,67 +93,58 @@ pub(super) async fn tokenize(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
-) -> Response {
-    let answer = async {
-        let body = state.read_body(&client, request, JSON).await?;
-        let request: TokenizeRequest = state.parse(body, |json| parse_json(json, "the body")).await?;
-        let model = request.model.clone();
-        if request.messages.is_some() {
-            let engines = state.monitor.engines();
-            let lease = engines.find_able("model", model.as_deref(), continues_text)?;
-            return Err(no_chat(Some(&*lease)));
-        }
-        let bytes = request.prompt.as_ref().map_or(0, String::len);
-        let limit = state.max_body_bytes;
-        let work = move |engine: &Lease, memory: &RequestMemory| request.answer(engine, limit, memory);
-        respond(&state, &client, "/weir.v1.Tokenization/Tokenize", model, bytes, &Names::default(), work).await
-    };
-    client.with_request_id(answer.await.into_response())
+) -> Result<Response, ApiError> {
+    let body = state.read_body(&client, request, JSON).await?;
+    let request: TokenizeRequest = state.parse(body, |json| parse_json(json, "the body")).await?;
+    let model = request.model.clone();
+    if request.messages.is_some() {
+        let engines = state.monitor.engines();
+        let lease = engines.find_able("model", model.as_deref(), continues_text)?;
+        return Err(no_chat(Some(&*lease)));
+    }
+    let bytes = request.prompt.as_ref().map_or(0, String::len);
+    let limit = state.max_body_bytes;
+    let work = move |engine: &Lease, memory: &RequestMemory| request.answer(engine, limit, memory);
+    respond(&state, &client, "/weir.v1.Tokenization/Tokenize", model, bytes, &Names::default(), work).await
 }
 
 pub(super) async fn detokenize(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
-) -> Response {
-    let answer = async {
-        let body = state.read_body(&client, request, JSON).await?;
-        let request: DetokenizeRequest = state.parse(body, |json| parse_json(json, "the body")).await?;
-        let DetokenizeRequest { model, tokens } = request;
-        let bytes = tokens.len() * size_of::<u32>();
-        let work = move |engine: &Lease, memory: &RequestMemory| detokenized(&tokens, engine.card(), memory);
-        respond(&state, &client, "/weir.v1.Tokenization/Detokenize", model, bytes, &Names::default(), work).await
-    };
-    client.with_request_id(answer.await.into_response())
+) -> Result<Response, ApiError> {
+    let body = state.read_body(&client, request, JSON).await?;
+    let request: DetokenizeRequest = state.parse(body, |json| parse_json(json, "the body")).await?;
+    let DetokenizeRequest { model, tokens } = request;
+    let bytes = tokens.len() * size_of::<u32>();
+    let work = move |engine: &Lease, memory: &RequestMemory| detokenized(&tokens, engine.card(), memory);
+    respond(&state, &client, "/weir.v1.Tokenization/Detokenize", model, bytes, &Names::default(), work).await
 }
 
 pub(super) async fn render(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
-) -> Response {
-    let answer = async {
-        let body = state.read_body(&client, request, JSON).await?;
-        let request = state.parse(body, |json| CompletionRequest::parse(json, Path::Completions)).await?;
-        let engines = state.monitor.engines();
-        let summarizes = summarizer(engines, request.model.as_deref())?.is_some();
-        let names = request.names(if summarizes { Surface::SummarizedPrompts } else { Surface::Completions });
-        let model = request.model.clone();
-        let bytes = request.prompt.list().unwrap_or_default().iter().map(|prompt| match prompt {
-            Prompt::Text(text) => text.len(),
-            Prompt::Ids(ids) => ids.len() * size_of::<u32>(),
-        });
-        let bytes = bytes.sum();
-        let id = Arc::clone(&client.request_id);
-        let limit = state.max_body_bytes;
-        let of_symbol = ID_BYTES + usize::from(request.wants_offsets()) * OFFSET_BYTES;
-        let work = move |engine: &Lease, memory: &RequestMemory| {
-            memory.add(bytes * of_symbol)?;
-            rendered(request, engine, limit, &id)
-        };
-        respond(&state, &client, "/weir.v1.Tokenization/Render", model, bytes, &names, work).await
+) -> Result<Response, ApiError> {
+    let body = state.read_body(&client, request, JSON).await?;
+    let request = state.parse(body, |json| CompletionRequest::parse(json, Path::Completions)).await?;
+    let engines = state.monitor.engines();
+    let summarizes = summarizer(engines, request.model.as_deref())?.is_some();
+    let names = request.names(if summarizes { Surface::SummarizedPrompts } else { Surface::Completions });
+    let model = request.model.clone();
+    let bytes = request.prompt.list().unwrap_or_default().iter().map(|prompt| match prompt {
+        Prompt::Text(text) => text.len(),
+        Prompt::Ids(ids) => ids.len() * size_of::<u32>(),
+    });
+    let bytes = bytes.sum();
+    let id = Arc::clone(&client.request_id);
+    let limit = state.max_body_bytes;
+    let of_symbol = ID_BYTES + usize::from(request.wants_offsets()) * OFFSET_BYTES;
+    let work = move |engine: &Lease, memory: &RequestMemory| {
+        memory.add(bytes * of_symbol)?;
+        rendered(request, engine, limit, &id)
     };
-    client.with_request_id(answer.await.into_response())
+    respond(&state, &client, "/weir.v1.Tokenization/Render", model, bytes, &names, work).await
 }
 
 /// Responds with the JSON that `work` makes for a request's model, as a call of the method at `path`. `work` adds what it allocates to

@@ -275,11 +275,11 @@ impl Download<'_> {
             &[(INDEX_FILE, WEIGHTS_FILE)]
         };
         for (index, single) in kinds {
-            if self.fetch(part, index, Need::Optional, None)? {
-                return self.indexed_weights(part, index, hash);
-            }
-            if self.fetch(part, single, Need::Required, Some(hash))? {
+            if self.fetch(part, single, Need::Optional, Some(&mut *hash))? {
                 return Ok(());
+            }
+            if self.fetch(part, index, Need::Required, None)? {
+                return self.indexed_weights(part, index, hash);
             }
         }
         let names: Vec<&str> = kinds.iter().flat_map(|(index, single)| [*single, *index]).collect();

@@ -616,7 +616,7 @@ fn malicious_indices_are_rejected() {
         (after(&|index, _| index["other"] = 7.into()), "other: expected"),
         (
             after(&|_, dir| fs::write(dir.join("model.safetensors"), b"").unwrap()),
-            "because the folder has this file too",
+            "model.safetensors: the file: expected at least 8 bytes, found an empty file",
         ),
     ]);
     let dir = valid();

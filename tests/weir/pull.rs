@@ -178,6 +178,18 @@ fn a_hidden_optional_file_counts_as_missing() {
     User::new().refused(&format!("{}/other", server.url()), &[], &[hidden]);
 }
 
+/// As in transformers, which does not read the index then.
+#[test]
+fn one_file_of_weights_comes_before_an_index() {
+    let server = WebServer::start(|request| match request.path.as_str() {
+        "/m/config.json" => Answer::file(small().join("config.json")),
+        "/m/model.safetensors" => Answer::file(small().join("model.safetensors")),
+        "/m/model.safetensors.index.json" => Answer::bytes(br#"{"weight_map": {"a": "old.safetensors"}}"#.to_vec()),
+        _ => Answer::status(404),
+    });
+    User::new().pull(&[&format!("{}/m", server.url())]).unwrap();
+}
+
 /// Only the Hub's repositories are pinned to the commit that a response states.
 #[test]
 fn a_subfolder_below_a_revision_is_fetched_as_it_is() {

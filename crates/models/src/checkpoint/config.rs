@@ -13,7 +13,10 @@ use crate::{
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
     },
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 use serde_json::value::RawValue;
 use std::{path::Path, sync::Arc};
 use weir_kernels::error::{Error, QUOTED, Result, clip};
@@ -143,6 +146,17 @@ impl TryFrom<Kinds> for VocabularyConfig {
             (_, _, Some(_), _) => Err("`first_byte`, expected it only next to `bytes` and `specials`"),
         }
     }
+}
+
+/// Returns true unless a folder's `config.json` can be read and states no format, as Hugging Face's does not.
+pub(crate) fn has_format(dir: &Path) -> bool {
+    #[derive(Deserialize)]
+    struct FormatKey {
+        format: Option<IgnoredAny>,
+    }
+    let file = dir.join(CONFIG_FILE);
+    let keys = files::read_limited(&file, MAX_BYTES).and_then(|text| files::parse::<FormatKey>(&text, &file, ""));
+    !keys.is_ok_and(|keys| keys.format.is_none())
 }
 
 /// The key that holds everything in a `config.json` of the Byte Latent Transformer's official code.

@@ -11,7 +11,7 @@ pub mod weights;
 pub mod writer;
 
 pub(crate) use crate::checkpoint::files::require;
-use crate::checkpoint::weights::check_headers;
+use crate::checkpoint::weights::{UnusedTensors, check_headers, read_weights_with};
 pub use crate::checkpoint::{
     config::{CONFIG_FILE, Config, VocabularyConfig, architecture},
     weights::{
@@ -149,10 +149,10 @@ impl CheckpointSource {
         weights::require_digest(self.card()?, &self.path())
     }
 
-    /// Checks that the weights are exactly the tensors of `specs`, without reading their elements.
+    /// Checks that the weights have the tensors of `specs`, and others only in a folder of Hugging Face, without reading their elements.
     pub fn check_headers(&self, specs: &[TensorSpec]) -> Result<()> {
         match self {
-            Self::Folder(folder) => check_headers(folder, specs),
+            Self::Folder(folder) => check_headers(folder, specs, unused_tensors(folder)),
             Self::Embedded(_) => self.weights(specs, &mut |_, _| {}).map(|_| ()),
         }
     }
@@ -185,10 +185,11 @@ impl CheckpointSource {
         }
     }
 
-    /// Reads the weights, exactly the tensors of `specs`, and their SHA-256. Reports bytes read and to read to `progress`.
+    /// Reads the tensors of `specs` and the SHA-256 of the weights, which have others only in a folder of Hugging Face. Reports bytes read
+    /// and to read to `progress`.
     pub fn weights(&self, specs: &[TensorSpec], progress: &mut dyn FnMut(u64, u64)) -> Result<(Weights, String)> {
         let checkpoint = match self {
-            Self::Folder(folder) => return read_weights_with_progress(folder, specs, progress),
+            Self::Folder(folder) => return read_weights_with(folder, specs, unused_tensors(folder), progress),
             Self::Embedded(checkpoint) => checkpoint,
         };
         let size = checkpoint.weights.len() as u64;
@@ -197,6 +198,11 @@ impl CheckpointSource {
         progress(size, size);
         Ok((weights, sha256))
     }
+}
+
+/// Returns what becomes of tensors in a folder that its model does not use.
+fn unused_tensors(folder: &Path) -> UnusedTensors {
+    if config::has_format(folder) { UnusedTensors::Refused } else { UnusedTensors::Ignored }
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-//! Reads weights: exactly the specified tensors, every number finite, hashed on the way. Tensors keep the number type of their
-//! file, so that a bf16 or int8 checkpoint does not take the memory of f32 while it is loaded.
+//! Reads weights: the specified tensors, every number finite, hashed on the way; other tensors are an error, except in Hugging Face's
+//! folders. Tensors keep the number type of their file, so that a bf16 or int8 checkpoint does not take the memory of f32 while it is
+//! loaded.
 
 pub use crate::checkpoint::file_dtype::FileDtype;
 pub(crate) use crate::checkpoint::file_dtype::check_range;
 use crate::checkpoint::file_dtype::{MAX, check_finite};
 use crate::checkpoint::files::{
-    self, LFS_POINTER, UniqueMap, WEB_PAGE, ZEROS_AT_START, contents, is_inside, is_web_page, placeholder,
+    self, LFS_POINTER, UniqueMap, WEB_PAGE, ZEROS_AT_START, contents, is_inside, is_web_page, parent, placeholder,
 };
 use crate::checkpoint::row_table::{OpenTable, RowTable};
 use serde::Deserialize;
@@ -18,7 +19,16 @@ use std::{
     io::{ErrorKind, Read, Seek, SeekFrom},
     path::{Component, Path, PathBuf},
 };
-use weir_kernels::error::{Error, Result, clip};
+use weir_kernels::error::{Error, QUOTED, Result, clip, printable};
+
+/// What becomes of tensors that a model does not use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnusedTensors {
+    /// They are an error, except for constants: in weir's own format, and in projects that load weights strictly.
+    Refused,
+    /// They are left unread, as in transformers, and a warning names them.
+    Ignored,
+}
 
 /// The matrix of logits in Hugging Face's layout. If it is tied, files have it, the embedding, or copies of both.
 pub const HEAD: &str = "lm_head.weight";
@@ -575,27 +585,18 @@ pub fn shards(dir: &Path) -> Result<Vec<Shard>> {
     if shards.is_empty() { Err(missing(dir, dir.join(WEIGHTS_FILE))) } else { Ok(shards) }
 }
 
-/// Returns the files of weights of a format: one file, which may have an index that names only this file, or those of an index,
-/// which must be plain files of the folder.
+/// Returns the files of weights of a format: the one file, as transformers does even next to an index, or those of an index, which must
+/// be plain files of the folder.
 pub(crate) fn shards_of(dir: &Path, kind: FileKind) -> Result<Vec<Shard>> {
-    let single = files::present(dir, kind.single)?;
-    let Some(index_file) = files::present(dir, kind.index)? else {
-        return Ok(single.map(|file| Shard { file, names: None }).into_iter().collect());
-    };
-    let index = read_index(&index_file)?;
-    let Some(file) = single else {
-        if index.weight_map.0.is_empty() {
-            return Err(Error::checkpoint(index_file, "weight_map", "names of tensors", "none"));
-        }
-        return listed(dir, &index_file, index, kind);
-    };
-    match by_file(index).iter().find(|(name, _)| *name != kind.single) {
-        Some((other, names)) => {
-            let expected = format!("{:?}, because the folder has this file too", kind.single);
-            Err(misnamed(&index_file, other, names, &expected))
-        }
-        None => Ok(vec![Shard { file, names: None }]),
+    if let Some(file) = files::present(dir, kind.single)? {
+        return Ok(vec![Shard { file, names: None }]);
     }
+    let Some(index_file) = files::present(dir, kind.index)? else { return Ok(Vec::new()) };
+    let index = read_index(&index_file)?;
+    if index.weight_map.0.is_empty() {
+        return Err(Error::checkpoint(index_file, "weight_map", "names of tensors", "none"));
+    }
+    listed(dir, &index_file, index, kind)
 }
 
 /// The error for a folder without weights.
@@ -664,10 +665,26 @@ pub fn same_names<'a>(
 }
 
 /// Fails for the first of the `missing` names.
-fn none_missing(file: &Path, missing: impl IntoIterator<Item = impl AsRef<str>>) -> Result<()> {
+pub(crate) fn none_missing(file: &Path, missing: impl IntoIterator<Item = impl AsRef<str>>) -> Result<()> {
     let mut missing = missing.into_iter().peekable();
     let is_head = missing.peek().is_some_and(|name| name.as_ref() == HEAD);
     none_of(file, missing, if is_head { EXPECTED_HEAD } else { "a tensor" }, "none")
+}
+
+/// Names of ignored tensors that a warning has.
+const NAMED: usize = 3;
+
+/// Warns of tensors at `place` that a model does not use; nothing happens if there are none.
+pub(crate) fn warn_of_unused<'a>(place: &Path, names: impl IntoIterator<Item = &'a str>) {
+    let names: BTreeSet<&str> = names.into_iter().collect();
+    if names.is_empty() {
+        return;
+    }
+    let first: Vec<_> = names.iter().take(NAMED).map(|name| printable(&clip(name, QUOTED))).collect();
+    let more = if names.len() > NAMED { ", …" } else { "" };
+    let first = first.join(", ");
+    let count = names.len();
+    tracing::warn!("{}: ignored tensors that the model does not use ({count}): {first}{more}", place.display());
 }
 
 /// Fails for the first of the `wrong` names.
@@ -885,8 +902,18 @@ pub fn read_weights_with_progress(
     specs: &[TensorSpec],
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Weights, String)> {
+    read_weights_with(dir, specs, UnusedTensors::Refused, progress)
+}
+
+/// Reads weights as [`read_weights_with_progress`] does; files may have `unused` tensors if they are ignored.
+pub fn read_weights_with(
+    dir: &Path,
+    specs: &[TensorSpec],
+    unused: UnusedTensors,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Weights, String)> {
     // All headers first: a checkpoint whose last shard is wrong allocates nothing large.
-    let (opened, scales) = open_shards(dir, specs)?;
+    let (opened, scales) = open_shards(dir, specs, unused)?;
     let total = opened.iter().map(|shard| shard.size).sum();
     let mut reading = WeightsReader::new(total, scales, specs, progress);
     for OpenShard { shard, mut from, header, .. } in opened {
@@ -939,9 +966,10 @@ impl FilesDigest {
     }
 }
 
-/// Checks the headers of the weights in `dir`, but reads no elements. Fails unless the files hold exactly these tensors.
-pub fn check_headers(dir: &Path, specs: &[TensorSpec]) -> Result<()> {
-    open_shards(dir, specs).map(|_| ())
+/// Checks the headers of the weights in `dir`, but reads no elements. Fails unless the files hold these tensors, and others only if
+/// `unused` ones are ignored.
+pub fn check_headers(dir: &Path, specs: &[TensorSpec], unused: UnusedTensors) -> Result<()> {
+    open_shards(dir, specs, unused).map(|_| ())
 }
 
 struct OpenShard<R> {
@@ -960,7 +988,11 @@ impl<R: Read> OpenShard<R> {
 }
 
 /// Opens the files of the weights in `dir` and selects the tensors of `specs`. Also returns the names of scales.
-fn open_shards(dir: &Path, specs: &[TensorSpec]) -> Result<(Vec<OpenShard<File>>, BTreeSet<String>)> {
+fn open_shards(
+    dir: &Path,
+    specs: &[TensorSpec],
+    unused: UnusedTensors,
+) -> Result<(Vec<OpenShard<File>>, BTreeSet<String>)> {
     let shards = shards(dir)?;
     let index = dir.join(INDEX_FILE);
     let listed: BTreeSet<String> = shards.iter().flat_map(|shard| shard.names.iter().flatten().cloned()).collect();
@@ -973,7 +1005,7 @@ fn open_shards(dir: &Path, specs: &[TensorSpec]) -> Result<(Vec<OpenShard<File>>
         OpenShard::read(shard, from, size, limit)
     };
     let mut shards: Vec<_> = shards.into_iter().map(open).collect::<Result<_>>()?;
-    let scales = select(&mut shards, specs)?;
+    let scales = select(&mut shards, specs, unused)?;
     Ok((shards, scales))
 }
 
@@ -991,14 +1023,20 @@ fn check_present(file: &Path, specs: &[TensorSpec], is_present: impl Fn(&str) ->
     none_missing(file, missing)
 }
 
-/// Marks the tensors of `specs` in the headers, which must have exactly these, constants and copies of tied matrices. Returns the
-/// names of scales.
-fn select<R>(shards: &mut [OpenShard<R>], specs: &[TensorSpec]) -> Result<BTreeSet<String>> {
+/// Marks the tensors of `specs` in the headers, which may have constants and copies of tied matrices as well, and others if `unused`
+/// ones are ignored. Returns the names of scales.
+fn select<R>(shards: &mut [OpenShard<R>], specs: &[TensorSpec], unused: UnusedTensors) -> Result<BTreeSet<String>> {
     let by_name: HashMap<&str, &TensorSpec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
     let tied: HashMap<&str, &TensorSpec> = specs.iter().filter_map(|spec| Some((spec.tied_to?, spec))).collect();
-    let scales = possible_scales(specs);
+    let mut scales = possible_scales(specs);
+    if unused == UnusedTensors::Ignored {
+        let entries = shards.iter().flat_map(|shard| &shard.header.tensors).filter(|entry| entry.is_int8());
+        let int8: BTreeSet<String> = entries.map(|entry| scale_name(&entry.name)).collect();
+        scales.retain(|name| int8.contains(name));
+    }
     let is_known = |name: &str| by_name.contains_key(name) || tied.contains_key(name) || scales.contains(name);
     let mut tensors = BTreeMap::new();
+    let mut ignored = BTreeSet::new();
     for OpenShard { shard, header, .. } in &*shards {
         let file = &*shard.file;
         let found: HashMap<&str, &TensorEntry> =
@@ -1011,8 +1049,11 @@ fn select<R>(shards: &mut [OpenShard<R>], specs: &[TensorSpec]) -> Result<BTreeS
         let listed: BTreeSet<&str> =
             found.keys().copied().chain(shard.names.iter().flatten().map(String::as_str)).collect();
         let is_ignored = |name: &str| found.get(name).map_or(is_constant(name), |entry| entry.is_constant());
-        let superfluous = listed.iter().filter(|name| !is_known(name) && !is_ignored(name));
-        none_of(file, superfluous, "no tensor of this name", "one")?;
+        let superfluous = listed.iter().copied().filter(|name| !is_known(name) && !is_ignored(name));
+        match unused {
+            UnusedTensors::Refused => none_of(file, superfluous, "no tensor of this name", "one")?,
+            UnusedTensors::Ignored => ignored.extend(superfluous),
+        }
         for entry in header.tensors.iter().filter(|entry| shard.has(&entry.name)) {
             let name = entry.name.as_str();
             let spec = by_name.get(name).or_else(|| tied.get(name));
@@ -1024,6 +1065,9 @@ fn select<R>(shards: &mut [OpenShard<R>], specs: &[TensorSpec]) -> Result<BTreeS
                 tensors.insert(name, (file, entry));
             }
         }
+    }
+    if let [OpenShard { shard, .. }, ..] = &*shards {
+        warn_of_unused(parent(&shard.file), ignored);
     }
     // A copy of a tensor that has its own name is not read.
     let copies = specs.iter().filter(|spec| tensors.contains_key(spec.name.as_str())).filter_map(|spec| spec.tied_to);
@@ -1067,7 +1111,7 @@ pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
 pub fn read_from(from: &[u8], size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     let shard = Shard { file: file.to_path_buf(), names: None };
     let mut opened = [OpenShard::read(shard, from, size, header_limit(specs, &BTreeSet::new()))?];
-    let scales = select(&mut opened, specs)?;
+    let scales = select(&mut opened, specs, UnusedTensors::Refused)?;
     let mut silent = |_, _| {};
     let mut reading = WeightsReader::new(size, scales, specs, &mut silent);
     let [OpenShard { mut from, header, .. }] = opened;
@@ -1453,12 +1497,13 @@ mod tests {
         index(names.clone());
         let (mut weights, _) = read_weights(dir.path(), &specs).unwrap();
         assert_eq!(weights.take("m").unwrap()[..3], [0.5, -0.5, 63.5]);
-        check_headers(dir.path(), &specs).unwrap();
+        check_headers(dir.path(), &specs, UnusedTensors::Refused).unwrap();
         assert_eq!(shapes_in(dir.path()).unwrap().into_keys().collect::<Vec<_>>(), ["m", "v"]);
 
         let refuses = |expected: &str| {
             let error = read_weights(dir.path(), &specs).unwrap_err().to_string();
-            assert_eq!(check_headers(dir.path(), &specs).unwrap_err().to_string(), error);
+            let headers = check_headers(dir.path(), &specs, UnusedTensors::Refused);
+            assert_eq!(headers.unwrap_err().to_string(), error);
             assert!(error.contains(expected), "{error}");
         };
         index(json!({"m": "1.safetensors", "v": "2.safetensors"}));
@@ -1469,6 +1514,33 @@ mod tests {
         write("1.safetensors", file(&[("m", "F32", &[2, 3], &[0; 24])]));
         write("2.safetensors", file(&[V, ("m_scale", "F32", &[2], &scales)]));
         refuses("2.safetensors: m_scale: expected no tensor of this name, because");
+    }
+
+    #[test]
+    fn unused_tensors_are_refused_or_ignored() {
+        let specs = [TensorSpec::zeros("m", vec![2, 3]), TensorSpec::zeros("v", vec![2])];
+        let dir = TempDir::new().unwrap();
+        let read = |unused| read_weights_with(dir.path(), &specs, unused, &mut |_, _| {}).map(|(weights, _)| weights);
+        for (name, dtype, shape, bytes) in [
+            ("extra.weight", "F32", &[2][..], 8),
+            ("m_scale", "F32", &[2], 8),
+            ("packed", "I8", &[2, 3], 6),
+            ("a", "F8_E4M3", &[3], 3),
+            ("z", "C64", &[1, 2], 16),
+            ("half_bytes", "F4", &[3, 2], 3),
+            ("of_tomorrow", "NEW", &[], 5),
+        ] {
+            let unused: Entry = (name, dtype, shape, &[1; 16][..bytes]);
+            let bytes = file(&[("m", "F32", &[2, 3], &[0; 24]), unused, V]);
+            fs::write(dir.path().join(WEIGHTS_FILE), bytes).unwrap();
+            assert_eq!(read(UnusedTensors::Ignored).unwrap().len(), 2, "{name}");
+            check_headers(dir.path(), &specs, UnusedTensors::Ignored).unwrap();
+            let error = read(UnusedTensors::Refused).unwrap_err().to_string();
+            assert!(error.contains(&format!("{name}: expected no tensor of this name")), "{error}");
+        }
+        let missing = [TensorSpec::zeros("other", vec![2])];
+        let read = read_weights_with(dir.path(), &missing, UnusedTensors::Ignored, &mut |_, _| {});
+        assert!(read.unwrap_err().to_string().contains("other: expected a tensor, found none"));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use crate::checkpoint::config::{OFFICIAL_BLT_KEY, official_blt};
 use crate::checkpoint::files::{UniqueMap, check_source, parse};
 use crate::checkpoint::hugging_face::stated_sampling;
-use crate::checkpoint::weights::{HEAD, read_weights_with_progress, shapes_in};
+use crate::checkpoint::weights::{HEAD, UnusedTensors, read_weights_with, shapes_in};
 use crate::checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights};
 use crate::convert::converted::{Converted, read_config, rename_key, source_name};
 use crate::family::TensorSpec;
@@ -118,7 +118,7 @@ impl<'a> BltFolder<'a> {
         if !self.has_table {
             official.push(TensorSpec::zeros(TABLE, vec![0, self.dim]));
         }
-        let (mut tensors, sha256) = read_weights_with_progress(self.dir, &official, progress)?;
+        let (mut tensors, sha256) = read_weights_with(self.dir, &official, UnusedTensors::Ignored, progress)?;
         let mut weights = Weights::default();
         for (spec, official) in specs.into_iter().zip(official) {
             match spec.stays_in_file {

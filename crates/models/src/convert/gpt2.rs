@@ -3,8 +3,8 @@
 
 use crate::checkpoint::files::parse;
 use crate::checkpoint::hugging_face::completed;
-use crate::checkpoint::weights::shapes_in;
-use crate::checkpoint::{CONFIG_FILE, Config, WEIGHTS_FILE, Weights, read_weights_with_progress};
+use crate::checkpoint::weights::{UnusedTensors, read_weights_with, shapes_in};
+use crate::checkpoint::{CONFIG_FILE, Config, WEIGHTS_FILE, Weights};
 use crate::convert::converted::{
     Converted, SpecialVocabulary, TIED, activation, check_copy, listed, official_key, read_config, rename_key,
     source_name, transpose,
@@ -78,7 +78,7 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
             spec.tied_to = Some(HEAD);
         }
     }
-    let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
+    let (mut tensors, _) = read_weights_with(dir, &official, UnusedTensors::Ignored, progress)?;
     if tied {
         check_copy(&tensors, HEAD, &embedding, TIED, &dir.join(WEIGHTS_FILE))?;
     }

@@ -7,8 +7,11 @@ use crate::{
         CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, VocabularyConfig, WEIGHTS_FILE, Weights,
         files::{parse, read_limited},
         hugging_face::{GENERATION_FILE, completed},
-        read_weights_with_progress, require,
-        weights::{EXPECTED_HEAD, FilesDigest, HEAD, PICKLES, Shard, same_names, shapes_in, shards_of},
+        require,
+        weights::{
+            EXPECTED_HEAD, FilesDigest, HEAD, PICKLES, Shard, UnusedTensors, none_missing, read_weights_with,
+            shapes_in, shards_of, warn_of_unused,
+        },
     },
     contract::{EarlyStopping, GenerationDefaults},
     convert::{
@@ -724,17 +727,17 @@ impl<'a> SourceWeights<'a> {
             }
         }
         if self.pickles.is_empty() {
-            let (tensors, sha256) = read_weights_with_progress(self.dir, &all, progress)?;
+            let (tensors, sha256) = read_weights_with(self.dir, &all, UnusedTensors::Ignored, progress)?;
             return Ok(ReadWeights { tensors, sha256 });
         }
         self.read_pickles(all, progress)
     }
 
-    /// Reads exactly the tensors of `specs` from the pickles; checks their names and shapes before any numbers.
+    /// Reads the tensors of `specs` from the pickles; checks their names and shapes before any numbers.
     fn read_pickles(&self, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64, u64)) -> Result<ReadWeights> {
-        let expected: BTreeSet<String> = specs.iter().map(|spec| spec.name.clone()).collect();
-        same_names(&self.listing(), &expected, &self.names)?;
         let mut specs: BTreeMap<String, TensorSpec> = specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();
+        none_missing(&self.listing(), specs.keys().filter(|name| !self.names.contains(*name)))?;
+        warn_of_unused(self.dir, self.names.iter().filter(|name| !specs.contains_key(*name)).map(String::as_str));
         for PickleFile { file, shapes } in &self.pickles {
             for (name, found) in shapes {
                 if let Some(spec) = specs.get(name).filter(|spec| spec.shape != *found) {
@@ -754,7 +757,8 @@ impl<'a> SourceWeights<'a> {
             let own: Vec<TensorSpec> = shapes.keys().filter_map(|name| specs.remove(name)).collect();
             let own_bytes = bytes(&mut own.iter());
             let names: Vec<String> = own.iter().map(|spec| spec.name.clone()).collect();
-            let (mut torch, saved) = open(file)?;
+            let (mut torch, mut saved) = open(file)?;
+            saved.all.retain(|name, _| names.contains(name));
             let mut read = saved.read(&mut torch, own, &mut |part, _| progress(done + part, total))?;
             for name in names {
                 let tensor = read.take_tensor(&name)?;
@@ -770,8 +774,8 @@ impl<'a> SourceWeights<'a> {
     /// The file that lists all tensors, for messages.
     fn listing(&self) -> PathBuf {
         match &self.pickles[..] {
-            [] if self.dir.join(INDEX_FILE).exists() => self.dir.join(INDEX_FILE),
-            [] => self.dir.join(WEIGHTS_FILE),
+            [] if self.dir.join(WEIGHTS_FILE).exists() => self.dir.join(WEIGHTS_FILE),
+            [] => self.dir.join(INDEX_FILE),
             [only] if only.file.ends_with(PICKLE_FILE) => only.file.clone(),
             _ => self.dir.join(PICKLE_INDEX_FILE),
         }
@@ -785,7 +789,7 @@ fn pickles(dir: &Path) -> Result<Vec<PickleFile>> {
         let mut shapes = shapes(&shard.file)?;
         shapes.retain(|name, _| shard.has(name));
         if let Some(names) = &shard.names {
-            same_names(&shard.file, names, shapes.keys())?;
+            none_missing(&shard.file, names.iter().filter(|name| !shapes.contains_key(*name)))?;
         }
         Ok(PickleFile { file: shard.file, shapes })
     };

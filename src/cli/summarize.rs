@@ -207,7 +207,13 @@ struct GenerationArgs {
     /// Penalty on tokens that the summary already contains, by the rules of transformers or in sampling; 1 is none.
     #[arg(long, value_name = "X", env = "WEIR_REPETITION_PENALTY")]
     repetition_penalty: Option<f32>,
-    /// Sample tokens at this temperature instead of beam search.
+    /// Penalize tokens that the summary already contains by this number, -2 to 2, in a greedy or sampled text. Default: 0.
+    #[arg(long, value_name = "X", env = "WEIR_PRESENCE_PENALTY", allow_negative_numbers = true)]
+    presence_penalty: Option<f32>,
+    /// Penalize a token by this number, -2 to 2, for each time that the summary contains it, in a greedy or sampled text. Default: 0.
+    #[arg(long, value_name = "X", env = "WEIR_FREQUENCY_PENALTY", allow_negative_numbers = true)]
+    frequency_penalty: Option<f32>,
+    /// Sample tokens at this temperature instead of beam search; 0 takes the most probable one each time.
     #[arg(long, value_name = "T", env = "WEIR_TEMPERATURE")]
     temperature: Option<f32>,
     /// Seed of the sampled tokens.
@@ -281,8 +287,14 @@ impl<'a> Summarizer<'a> {
 
 impl GenerationArgs {
     fn options(&self) -> SummarizeOptions {
-        let sampling =
-            |temperature| Sampling { temperature: Some(temperature), seed: Some(self.seed), ..Sampling::default() };
+        let penalizes = [self.presence_penalty, self.frequency_penalty].into_iter().flatten().any(|by| by != 0.0);
+        let sampling = Sampling {
+            temperature: self.temperature.or(Some(0.0)),
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: Some(self.seed),
+            ..Sampling::default()
+        };
         let mode = |mode| match mode {
             SummaryMode::Abstract => WireSummaryMode::Abstract.into(),
             SummaryMode::Extract => WireSummaryMode::Extract.into(),
@@ -296,7 +308,7 @@ impl GenerationArgs {
             max_tokens: self.max_len,
             no_repeat_ngram: self.no_repeat_ngram,
             hypotheses: self.hypotheses,
-            sampling: self.temperature.map(sampling),
+            sampling: (self.temperature.is_some() || penalizes).then_some(sampling),
             hard_topk: Some(self.hard_topk),
             early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
             repetition_penalty: self.repetition_penalty,

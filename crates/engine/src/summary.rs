@@ -105,7 +105,10 @@ impl Summarize {
         // fairseq ranks 2 · beam continuations, so the vocabulary must have as many
         let beams = SummaryLimits::BEAM.min(rows).min(card.vocabulary.len().saturating_sub(1) / 2).max(1);
         let hypotheses = self.hypotheses.unwrap_or(1);
-        let beam = self.beam.unwrap_or_else(|| defaults.beam.max(hypotheses).min(beams));
+        let greedy = self.sampling.as_ref().filter(|sampling| sampling.temperature == 0.0);
+        // greedy texts are equal
+        let default_beam = if greedy.is_some() { 1 } else { defaults.beam };
+        let beam = self.beam.unwrap_or_else(|| default_beam.max(hypotheses).min(beams));
         within("options.beam_size", beam, 1..=beams)?;
         let max_tokens = match (self.max_tokens, self.min_tokens) {
             (Some(max), _) => max,
@@ -132,6 +135,9 @@ impl Summarize {
         within("options.hypotheses", hypotheses, 1..=beam)?;
         if let Some(sampling) = &self.sampling {
             sampling.validate(card)?;
+        }
+        if let Some(greedy) = greedy.filter(|_| beam > hypotheses) {
+            check_unsearched(greedy)?;
         }
         let repetition_penalty = self.repetition_penalty.unwrap_or(defaults.repetition_penalty);
         within("options.repetition_penalty", repetition_penalty, SummaryLimits::REPETITION)?;
@@ -190,6 +196,23 @@ impl Summarize {
             }
             None => Ok(()),
         }
+    }
+}
+
+/// Fails if a request for several beams has an option that only sampling has.
+fn check_unsearched(sampling: &Sampling) -> Result<()> {
+    let found = [
+        ("sampling.presence_penalty", sampling.presence_penalty != 0.0, sampling.presence_penalty.to_string()),
+        ("sampling.frequency_penalty", sampling.frequency_penalty != 0.0, sampling.frequency_penalty.to_string()),
+        ("sampling.logit_bias", !sampling.logit_bias.is_empty(), format!("{} biases", sampling.logit_bias.len())),
+    ];
+    match found.into_iter().find(|(_, is_set, _)| *is_set) {
+        Some((field, _, found)) => Err(bad(
+            field,
+            found,
+            "no value with several beams at temperature 0 (a beam search has no such option)".into(),
+        )),
+        None => Ok(()),
     }
 }
 

@@ -20,7 +20,7 @@ use weir_engine::{
     summary::{LongDocuments, SummaryMode},
 };
 use weir_kernels::error::{Error, Result, floor_boundary, mismatch, quoted};
-use weir_models::contract::{Card, EarlyStopping};
+use weir_models::contract::{Card, EarlyStopping, SearchRules};
 use weir_proto::v1::{self, SummarizeRequest, constraint::Form, summarize_request::Part};
 
 /// Default of `max_tokens` for a model of tokens, as in OpenAI's API.
@@ -534,7 +534,7 @@ impl CompletionRequest {
         let sampling = self.summary_sampling()?;
         // The summary is sampled only if the request has a sampling option; otherwise it is searched.
         let sampling = (sampling != v1::Sampling::default()).then_some(sampling);
-        self.check_do_sample(sampling.is_some())?;
+        self.check_do_sample(sampling.is_some() && self.temperature != Some(0.0))?;
         let mode = |mode| match mode {
             SummaryMode::Abstract => v1::SummaryMode::Abstract.into(),
             SummaryMode::Extract => v1::SummaryMode::Extract.into(),
@@ -556,8 +556,13 @@ impl CompletionRequest {
 
     /// Returns the requests of `Summarize` of a completion by a model that summarizes, one for each prompt. Ids that do not end with the
     /// end mark get it: clients of models that continue texts add none. Fails if an option is unsupported; `Summarize` checks the
-    /// others.
-    pub(crate) fn summarize_requests(&self, model: &str, end: u32) -> Result<Vec<Vec<SummarizeRequest>>> {
+    /// others. Without a temperature above 0, the text is searched by these `rules`, or greedy if their search lacks an option.
+    pub(crate) fn summarize_requests(
+        &self,
+        model: &str,
+        end: u32,
+        rules: SearchRules,
+    ) -> Result<Vec<Vec<SummarizeRequest>>> {
         self.reject_unsummarized()?;
         let is_sampled = self.temperature.is_some_and(|temperature| temperature != 0.0);
         self.check_do_sample(is_sampled)?;
@@ -572,14 +577,15 @@ impl CompletionRequest {
         if let Some(beam) = beam.filter(|beam| *beam < width(n)) {
             return Err(Error::bad_option("best_of", beam.to_string(), format!("at least {n} (the value of n)")));
         }
-        if !is_sampled {
-            self.reject_unsearched()?;
+        if self.temperature.is_none() {
+            self.reject_cuts()?;
         }
+        let sampling = v1::Sampling { temperature: self.temperature.or(Some(0.0)), ..self.summary_sampling()? };
         let options = v1::SummarizeOptions {
             model: Some(model.to_owned()),
             beam_size: beam,
             hypotheses: Some(width(n)),
-            sampling: is_sampled.then(|| self.summary_sampling()).transpose()?,
+            sampling: (is_sampled || self.has_unsearched(rules, beam)).then_some(sampling),
             constraint: self.constraint()?,
             ..self.summary_options()
         };
@@ -657,20 +663,25 @@ impl CompletionRequest {
         Ok(())
     }
 
-    /// Fails if an option of sampling would change a text that is searched.
-    fn reject_unsearched(&self) -> Result<()> {
-        let biases = self.logit_bias.0.len();
+    /// Returns true if an option changes a greedy text, but no beam search by these rules.
+    fn has_unsearched(&self, rules: SearchRules, beam: Option<u32>) -> bool {
+        let is_set = |neutral, value| other_than(neutral, value).is_some();
+        let penalizes = is_set(0.0, self.presence_penalty) || is_set(0.0, self.frequency_penalty);
+        let one_beam = beam.is_none_or(|beam| beam == 1);
+        let repeats = rules == SearchRules::Fairseq && one_beam && is_set(1.0, self.repetition_penalty);
+        penalizes || repeats || !self.logit_bias.0.is_empty()
+    }
+
+    /// Fails if an option of sampling, without a temperature, would choose among tokens of a text that is searched.
+    fn reject_cuts(&self) -> Result<()> {
         for (field, found) in [
-            ("logit_bias", (biases > 0).then(|| format!("{biases} biases"))),
             ("top_k", self.top_k()?.filter(|k| *k != 0).map(|k| k.to_string())),
             // 0 stands for the most probable symbol, which a search takes.
             ("top_p", other_than(1.0, self.top_p.filter(|top_p| *top_p != 0.0))),
             ("min_p", other_than(0.0, self.min_p)),
-            ("presence_penalty", other_than(0.0, self.presence_penalty)),
-            ("frequency_penalty", other_than(0.0, self.frequency_penalty)),
         ] {
             if let Some(found) = found {
-                return Err(Error::bad_option(field, found, "no value without a temperature above 0"));
+                return Err(Error::bad_option(field, found, "no value without a temperature"));
             }
         }
         Ok(())
@@ -1816,7 +1827,7 @@ mod tests {
     fn a_prompt_is_a_document() {
         let calls = |body: &str| {
             let request = CompletionRequest::parse(body.as_bytes(), Path::Completions).unwrap();
-            let calls = request.summarize_requests("flan", 1).unwrap();
+            let calls = request.summarize_requests("flan", 1, SearchRules::Transformers).unwrap();
             calls.into_iter().map(options_and_chunks).collect::<Vec<_>>()
         };
         let all = calls(r#"{"prompt": ["a", "b"], "n": 2, "max_tokens": 9, "temperature": 0, "seed": 3}"#);
@@ -1824,6 +1835,10 @@ mod tests {
         assert_eq!((&first[..], &second[..]), (&["a".to_owned()][..], &["b".to_owned()][..]));
         assert_eq!((options.model.as_deref(), options.beam_size, options.hypotheses), (Some("flan"), None, Some(2)));
         assert_eq!((options.max_tokens, &options.sampling), (Some(9), &None));
+        let (options, _) = &calls(r#"{"prompt": "a", "presence_penalty": 1, "repetition_penalty": 2}"#)[0];
+        let sampling = options.sampling.as_ref().unwrap();
+        assert_eq!((sampling.temperature, sampling.presence_penalty), (Some(0.0), Some(1.0)));
+        assert_eq!(calls(r#"{"prompt": "a", "repetition_penalty": 2}"#)[0].0.sampling, None);
         let (options, _) = &calls(r#"{"prompt": "a", "best_of": 6, "early_stopping": "never"}"#)[0];
         assert_eq!((options.beam_size, options.hypotheses, options.max_tokens), (Some(6), Some(1), None));
         assert_eq!(options.early_stopping.as_deref(), Some("never"));

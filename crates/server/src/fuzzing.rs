@@ -17,7 +17,7 @@ use tonic::codegen::Bytes;
 use weir_engine::{constraint::ConstraintCompiler, edited_text::EditedText, editing::MAX_SCORED_BYTES};
 use weir_kernels::error::{Error, Result};
 use weir_models::{
-    contract::{BoundaryMode, Card},
+    contract::{BoundaryMode, Card, SearchRules},
     text::{TextNormaliser, Vocabulary},
 };
 use weir_proto::{
@@ -31,7 +31,7 @@ pub fn completion_request(data: &[u8]) {
     if let Ok(requests) = request.generate_requests() {
         requests.for_each(generate);
     }
-    let summaries = request.summarize_requests("model", 1).unwrap_or_default();
+    let summaries = request.summarize_requests("model", 1, SearchRules::Fairseq).unwrap_or_default();
     summaries.into_iter().flatten().for_each(summarize);
 }
 

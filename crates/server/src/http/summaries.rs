@@ -403,7 +403,9 @@ impl SummaryCompletion {
         let limits: &DocumentLimits = engine.document_limits().ok_or_else(missing)?;
         let stops = SummaryStops::new(request, engine.card())?;
         let mut streams = StreamMap::new();
-        for (index, messages) in request.summarize_requests(name, limits.marks.end)?.into_iter().enumerate() {
+        for (index, messages) in
+            request.summarize_requests(name, limits.marks.end, limits.generation.rules)?.into_iter().enumerate()
+        {
             streams.insert(index, state.calls.summarize(client, messages).await?);
         }
         // By fairseq's rules, the search forces an end mark after this many tokens.

@@ -331,7 +331,7 @@ fn text_prompts(request: &mut CompletionRequest, card: &Card) -> Result<Vec<Vec<
 /// Returns the tokens of each prompt that a model summarizes.
 fn document_prompts(request: &CompletionRequest, engine: &Lease, limits: &DocumentLimits) -> Result<Vec<Vec<u32>>> {
     let card = engine.card();
-    let calls = request.summarize_requests(&card.name, limits.marks.end)?;
+    let calls = request.summarize_requests(&card.name, limits.marks.end, limits.generation.rules)?;
     let prompts = request.prompt.list()?.iter().zip(calls).map(|(prompt, call)| {
         let Some(Part::Options(options)) = call.into_iter().next().and_then(|message| message.part) else {
             return Err(Error::Internal("a summary without options".into()));

@@ -188,10 +188,14 @@ pub(super) type Summarized = CallResponse<SummaryResponses>;
 fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, ApiError> {
     let stated: Vec<_> = headers.get_all(header::CONTENT_ENCODING).iter().map(|name| name.as_bytes()).collect();
     let stated = stated.join(&b", "[..]).to_ascii_lowercase();
-    let known = match &stated[..] {
-        b"" | b"identity" => Some(None),
-        b"x-gzip" => Some(Some(Encoding::Gzip)),
-        name => Encoding::named(name).map(Some),
+    // `identity` changes nothing, wherever it stands.
+    let names = stated.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+    let mut changing = names.filter(|name| !matches!(*name, b"" | b"identity"));
+    let known = match (changing.next(), changing.next()) {
+        (None, _) => Some(None),
+        (Some(b"x-gzip"), None) => Some(Some(Encoding::Gzip)),
+        (Some(name), None) => Encoding::named(name).map(Some),
+        (Some(_), Some(_)) => None,
     };
     known.ok_or_else(|| {
         let found = quoted(&String::from_utf8_lossy(&stated));

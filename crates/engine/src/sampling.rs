@@ -266,6 +266,8 @@ pub(crate) struct ChoiceScores {
     /// The index of the text that the row is fed, and the number of its symbols that it was fed.
     current: usize,
     fed: usize,
+    /// The number of its symbols that a lost row was fed.
+    fed_before: usize,
     /// Has seen the symbols that the row was fed.
     sampler: Sampler,
 }
@@ -319,6 +321,7 @@ impl ChoiceScores {
             forks: Vec::new(),
             current: 0,
             fed: 0,
+            fed_before: 0,
             sampler: sampler.unconstrained(),
         };
         choice.take(logits);
@@ -379,6 +382,7 @@ impl ChoiceScores {
             self.forks.pop();
         }
         self.fed = self.forks.last().map_or(0, |fork| fork.fed);
+        self.fed_before = 0;
         self.sampler = sampler.unconstrained();
         let symbols = self.texts.get(next).into_iter().flatten();
         symbols.take(self.fed).for_each(|symbol| self.sampler.see(*symbol));
@@ -436,14 +440,21 @@ impl ChoiceScores {
     /// Begins the present text anew, because its row was lost.
     pub(crate) fn rewind(&mut self, sampler: &Sampler) {
         self.forks.clear();
+        self.fed_before = self.fed_before.max(self.fed);
         self.fed = 0;
         self.sampler = sampler.unconstrained();
+    }
+
+    /// Returns true if a lost row was fed what is fed next.
+    pub(crate) fn is_repeating(&self) -> bool {
+        self.fed < self.fed_before
     }
 
     /// Sets the row's feed to at most `chunk` symbols of the present text, up to where the next one parts from it.
     pub(crate) fn feed(&self, row: &mut SequenceRow, chunk: usize) {
         let path = self.path();
-        let end = path.len().min(self.fed + chunk.max(1));
+        let reached = if self.is_repeating() { self.fed_before } else { path.len() };
+        let end = path.len().min(reached).min(self.fed + chunk.max(1));
         let end = self.next_parting(self.fed + 1).map_or(end, |parting| end.min(parting));
         row.set(path.get(self.fed..end).unwrap_or_default(), Want::All);
     }

@@ -295,7 +295,10 @@ impl Session {
 
     /// True if the next feed repeats work. A resumed text is replayed, but fed for the first time.
     pub fn is_repeating(&self) -> bool {
-        self.is_replaying() && self.row_len < self.computed
+        match self.tried() {
+            Some(choice) => choice.is_repeating(),
+            None => self.is_replaying() && self.row_len < self.computed,
+        }
     }
 
     /// True if the next feed has symbols that the constraint forced, and that no row was fed before.

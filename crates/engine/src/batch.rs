@@ -547,6 +547,8 @@ impl ConstraintList {
 /// Constraints of one request.
 struct LentWork {
     constraints: Vec<ConstraintMatcher>,
+    /// The number of them of which it is known what may follow.
+    found: usize,
     sender: SyncSender<Result<Vec<ConstraintMatcher>>>,
     waker: Waker,
 }
@@ -554,7 +556,7 @@ struct LentWork {
 impl ConstraintThreads {
     fn lend(&mut self, tenant: &Arc<str>, constraints: Vec<ConstraintMatcher>, waker: Waker) -> LentConstraints {
         let (sender, receiver) = mpsc::sync_channel(1);
-        let work = LentWork { constraints, sender, waker };
+        let mut work = LentWork { constraints, found: 0, sender, waker };
         match self.start() {
             Ok(()) => {
                 lock(&self.work.list).waiting.entry(Arc::clone(tenant)).or_default().push_back(work);
@@ -562,7 +564,9 @@ impl ConstraintThreads {
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot start a thread for constraints");
-                work.run();
+                while let Some(rest) = work.run_next() {
+                    work = rest;
+                }
             }
         }
         LentConstraints { receiver, are_late: false }
@@ -590,7 +594,8 @@ impl Drop for ConstraintThreads {
 }
 
 impl ConstraintWork {
-    /// Waits for the next work, of the tenant after the one whose turn was last, and does it. Returns false once there will be none.
+    /// Waits for work, and finds what may follow one text of the tenant after the one whose turn was last. Returns false once there will
+    /// be none.
     fn run_next(&self) -> bool {
         let idle = |list: &mut ConstraintList| list.next_tenant().is_none() && !list.is_closed;
         let mut list = self.changed.wait_while(lock(&self.list), idle).unwrap_or_else(PoisonError::into_inner);
@@ -603,21 +608,33 @@ impl ConstraintWork {
         list.latest = Arc::clone(&tenant);
         list.served.push(Arc::clone(&tenant));
         drop(list);
-        work.into_iter().for_each(LentWork::run);
-        lock(&self.list).served.retain(|other| *other != tenant);
+        let rest = work.and_then(LentWork::run_next);
+        let mut list = lock(&self.list);
+        list.served.retain(|other| *other != tenant);
+        if let Some(rest) = rest {
+            list.waiting.entry(tenant).or_default().push_front(rest);
+        }
         true
     }
 }
 
 impl LentWork {
-    fn run(self) {
-        let Self { mut constraints, sender, waker } = self;
-        caught(move || {
-            let found = constraints.iter_mut().try_for_each(ConstraintMatcher::catch_up);
-            // the request may have ended
-            let _ = sender.send(found.map(|()| constraints));
-        });
-        waker.wake();
+    /// Finds what may follow the next text. Returns the work if there are more, else sends the result.
+    fn run_next(mut self) -> Option<Self> {
+        let Some(found) = caught(|| self.constraints.get_mut(self.found).map_or(Ok(()), ConstraintMatcher::catch_up))
+        else {
+            drop(self.sender);
+            self.waker.wake();
+            return None;
+        };
+        self.found += 1;
+        if found.is_ok() && self.found < self.constraints.len() {
+            return Some(self);
+        }
+        // the request may have ended
+        let _ = self.sender.send(found.map(|()| self.constraints));
+        self.waker.wake();
+        None
     }
 }
 
@@ -1028,13 +1045,24 @@ mod tests {
     use crate::constraint::Constraint;
     use weir_models::text::{TextNormaliser, Vocabulary};
 
+    /// Returns the matcher of a text that begins with this byte, which another thread is to follow.
+    fn behind(symbol: u32) -> ConstraintMatcher {
+        let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
+        let compiled = ConstraintCompiler::new(Arc::new(vocabulary)).compile(&Constraint::Regex("a+".into())).unwrap();
+        let mut constraint = compiled.matcher().unwrap();
+        constraint.fall_behind();
+        constraint.consume(symbol).unwrap();
+        constraint
+    }
+
     #[test]
     fn tenants_take_turns_with_slow_constraints() {
         let work = ConstraintWork::default();
         let mut receivers = Vec::new();
-        for tenant in ["a", "a", "a", "b", "c"] {
+        for (tenant, texts) in [("a", 2), ("a", 1), ("a", 1), ("b", 1), ("c", 1)] {
             let (sender, receiver) = mpsc::sync_channel(1);
-            let lent = LentWork { constraints: Vec::new(), sender, waker: Waker::noop().clone() };
+            let constraints = (0..texts).map(|_| behind(97)).collect();
+            let lent = LentWork { constraints, found: 0, sender, waker: Waker::noop().clone() };
             lock(&work.list).waiting.entry(tenant.into()).or_default().push_back(lent);
             receivers.push(receiver);
         }
@@ -1042,27 +1070,26 @@ mod tests {
             work.run_next();
             lock(&work.list).latest.to_string()
         };
+        // a turn is one text, also of a request with several
         assert_eq!([turn(), turn()], ["a", "b"]);
+        assert!(receivers[0].try_recv().is_err());
         // while a thread works for one of them, the other thread works for another one
         lock(&work.list).served.push("c".into());
         assert_eq!(turn(), "a");
         lock(&work.list).served.clear();
-        assert_eq!([turn(), turn()], ["c", "a"]);
-        assert!(receivers.iter().all(|receiver| receiver.recv().unwrap().is_ok()));
+        assert_eq!([turn(), turn(), turn()], ["c", "a", "a"]);
+        for receiver in receivers {
+            assert!(receiver.recv().unwrap().unwrap().iter().all(|constraint| !constraint.is_behind()));
+        }
         lock(&work.list).is_closed = true;
         assert!(!work.run_next());
     }
 
     #[test]
     fn a_slow_constraint_is_found_on_a_thread_of_its_own() {
-        let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
-        let compiled = ConstraintCompiler::new(Arc::new(vocabulary)).compile(&Constraint::Regex("a+".into())).unwrap();
         let mut threads = ConstraintThreads::default();
         let mut lend = |symbol: u32| {
-            let mut constraint = compiled.matcher().unwrap();
-            constraint.fall_behind();
-            constraint.consume(symbol).unwrap();
-            let lent = threads.lend(&"a".into(), vec![constraint], Waker::noop().clone());
+            let lent = threads.lend(&"a".into(), vec![behind(97), behind(symbol)], Waker::noop().clone());
             lent.receiver.recv().unwrap()
         };
         assert!(lend(97).unwrap().iter().all(|constraint| !constraint.is_behind() && constraint.accepts()));

@@ -15,18 +15,21 @@ use crate::{
     },
 };
 use llguidance::{
-    CancellationHandle, Matcher, ParserFactory,
-    api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar},
-    earley::{CGrammar, CSymIdx, SlicedBiasComputer},
+    CancellationHandle, GrammarBuilder, JsonCompileOptions, Matcher, ParserFactory,
+    api::{GrammarWithLexer, ParserLimits, TopLevelGrammar},
+    earley::{CGrammar, CSymIdx, SlicedBiasComputer, lexerspec::LexemeIdx},
+    panic_utils,
     toktrie::{InferenceCapabilities, SimpleVob},
 };
 use lru::LruCache;
 use regex_syntax::hir::Hir;
 use serde_json::{Value, json};
 use std::{
-    collections::{BTreeMap, HashSet},
+    borrow::Cow,
+    collections::{BTreeMap, HashMap, HashSet},
     fmt, io,
     num::NonZeroUsize,
+    panic::AssertUnwindSafe,
     sync::{
         Arc, Condvar, Mutex, OnceLock, PoisonError,
         mpsc::{self, RecvTimeoutError},
@@ -42,6 +45,16 @@ use weir_models::text::Vocabulary;
 
 /// Maximum bytes of a constraint's text.
 pub const MAX_SOURCE_BYTES: usize = 64 << 10;
+
+/// Maximum classes such as `\w` and `\p{L}` in a constraint's text, of which each takes [`CLASS_BYTES`] while it is compiled.
+const MAX_CLASSES: usize = 2000;
+
+/// Maximum product of the lengths of the expressions that one string must match. The memory that their intersection takes grows as the
+/// product, within one step, so the parser's own limits stop it too late.
+const MAX_INTERSECTION: usize = 10_000_000;
+
+/// Length that counts for a `format` of a schema.
+const FORMAT_LENGTH: usize = 100;
 
 /// Maximum texts of a choice.
 pub const MAX_CHOICES: usize = 1024;
@@ -92,6 +105,12 @@ const PARSER_BYTES: usize = 2 << 20;
 
 /// Maximum bytes of a matcher.
 pub const MAX_MATCHER_BYTES: usize = NFA_BYTES + CACHE_BYTES;
+
+/// Bytes that count while a schema or grammar is compiled: the most that any took in trials of its limits.
+const COMPILE_BYTES: usize = 24 << 20;
+
+/// Bytes of a class's ranges in an expression, and in its copy for a vocabulary.
+const CLASS_BYTES: usize = 13_000;
 
 /// Maximum bytes of a character.
 const MAX_UTF8: usize = 4;
@@ -177,6 +196,15 @@ impl Constraint {
         }
     }
 
+    /// Returns the bytes that count while it is compiled.
+    pub fn compile_bytes(&self) -> usize {
+        match self {
+            Self::Regex(source) => MAX_MATCHER_BYTES + count_classes(source) * CLASS_BYTES,
+            Self::Choice(_) => MAX_MATCHER_BYTES,
+            Self::JsonSchema(_) | Self::JsonObject | Self::Grammar(_) => COMPILE_BYTES,
+        }
+    }
+
     fn check(&self) -> Result<()> {
         let field = self.field();
         if let Self::Choice(texts) = self
@@ -192,8 +220,21 @@ impl Constraint {
         if length > MAX_SOURCE_BYTES {
             return Err(Error::TooLong { field, length, limit: MAX_SOURCE_BYTES, unit: "bytes", why: None });
         }
+        if let Self::Regex(source) | Self::JsonSchema(source) | Self::Grammar(source) = self {
+            let length = count_classes(source);
+            if length > MAX_CLASSES {
+                let unit = r"classes such as \w";
+                return Err(Error::TooLong { field, length, limit: MAX_CLASSES, unit, why: None });
+            }
+        }
         Ok(())
     }
+}
+
+/// Returns the number of classes such as `\w` in a text, at least.
+fn count_classes(source: &str) -> usize {
+    let is_class = |pair: &&[u8]| matches!(pair, [b'\\', class] if b"pPwWdDsS".contains(class));
+    source.as_bytes().windows(2).filter(is_class).count()
 }
 
 /// The texts of a choice, sorted, in symbols.
@@ -363,14 +404,13 @@ impl WatchedParsers {
     }
 }
 
-/// Runs what makes a parser on a thread of its own, whose stack holds the recursion of the largest grammar. Waits for at most
-/// [`COMPILE_TIME`]: a parser that takes longer is dropped when it is made.
+/// Runs what makes a parser on a thread of its own, whose stack holds the recursion of the largest grammar. Whoever waits for what it
+/// sends may give up: the thread counts for its tenant until it ends, and then drops what it made.
 fn on_large_stack<T: Send + 'static>(
-    field: &'static str,
     symbols: &Arc<Symbols>,
     tenant: &str,
     work: impl FnOnce(&Symbols) -> Result<T> + Send + 'static,
-) -> Result<T> {
+) -> Result<mpsc::Receiver<Result<T>>> {
     symbols.factory()?;
     if symbols.watchdog.get().is_none() {
         // Of two that start one, the second drops its own.
@@ -384,10 +424,7 @@ fn on_large_stack<T: Send + 'static>(
     };
     let thread = thread::Builder::new().name("weir-grammar".into()).stack_size(PARSER_STACK).spawn(run);
     thread.map_err(no_thread)?;
-    receiver.recv_timeout(COMPILE_TIME).unwrap_or_else(|error| match error {
-        RecvTimeoutError::Timeout => Err(late(field)),
-        RecvTimeoutError::Disconnected => Err(Error::Internal("the parser of a grammar panicked".into())),
-    })
+    Ok(receiver)
 }
 
 /// Returns the error of a constraint that takes too long to compile.
@@ -516,18 +553,13 @@ impl CompiledConstraint {
                 let parsed = serde_json::from_str(source);
                 let schema: Value = parsed
                     .map_err(|error| Error::bad_option(field, format!("invalid JSON: {error}"), "a JSON schema"))?;
-                let schemas = count_schemas(&schema);
-                if schemas > MAX_RULES {
-                    return Err(too_many(field, schemas, "objects and truth values"));
-                }
-                check_least_properties(field, &schema)?;
+                check_schema(field, &schema)?;
                 Rules::grammar(field, json_grammar(field, schema)?, symbols, tenant)?
             }
             Constraint::JsonObject => {
                 Rules::grammar(field, json_grammar(field, json!({ "type": "object" }))?, symbols, tenant)?
             }
             Constraint::Grammar(source) => {
-                check_grammar(field, source)?;
                 Rules::grammar(field, TopLevelGrammar::from_lark(source.clone()), symbols, tenant)?
             }
         };
@@ -678,6 +710,102 @@ fn too_many(field: &'static str, length: usize, unit: &'static str) -> Error {
     Error::TooLong { field, length, limit: MAX_RULES, unit, why: None }
 }
 
+/// Refuses expressions whose intersection could take too much memory.
+fn check_intersection(field: &'static str, length: usize, unit: &'static str) -> Result<()> {
+    match length > MAX_INTERSECTION {
+        true => Err(Error::TooLong { field, length, limit: MAX_INTERSECTION, unit, why: None }),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a schema that its parser might take too long for, or whose texts might not satisfy it.
+fn check_schema(field: &'static str, schema: &Value) -> Result<()> {
+    let schemas = count_schemas(schema);
+    if schemas > MAX_RULES {
+        return Err(too_many(field, schemas, "objects and truth values"));
+    }
+    find_least_properties(schema).map_or(Ok(()), |fault| Err(fault.error(field)))
+}
+
+/// Refuses a schema with a string that must match patterns whose intersection could take too much memory. Follows references by recursion.
+fn check_patterns(field: &'static str, schema: &Value) -> Result<()> {
+    let mut patterns = Patterns { root: schema, longest: longest_pattern(schema), known: HashMap::new() };
+    let length = patterns.intersection(schema);
+    check_intersection(field, length, "as the product of the lengths of patterns that one string must match")
+}
+
+fn longest_pattern(schema: &Value) -> usize {
+    let own = schema.get("pattern").and_then(Value::as_str).map_or(FORMAT_LENGTH, str::len);
+    members(schema).into_iter().map(|(_, member)| longest_pattern(member)).fold(own, usize::max)
+}
+
+/// The patterns of a schema.
+struct Patterns<'a> {
+    root: &'a Value,
+    longest: usize,
+    /// The products of what references refer to.
+    known: HashMap<&'a str, usize>,
+}
+
+impl<'a> Patterns<'a> {
+    /// Returns the largest product of the lengths of patterns that one string of a part of the schema must match.
+    fn intersection(&mut self, part: &'a Value) -> usize {
+        let Value::Object(keywords) = part else { return self.largest(part) };
+        let mut all = 1_usize;
+        let mut inner = 1;
+        for (keyword, value) in keywords {
+            let factor = match (keyword.as_str(), value) {
+                ("pattern", Value::String(pattern)) => pattern.len(),
+                ("format", Value::String(_)) => FORMAT_LENGTH,
+                ("$ref", Value::String(reference)) => self.referred(reference),
+                ("allOf", Value::Array(parts)) => {
+                    parts.iter().map(|part| self.intersection(part)).fold(1, usize::saturating_mul)
+                }
+                ("anyOf" | "oneOf", Value::Array(_)) => self.largest(value),
+                ("const" | "enum" | "default" | "examples" | "$defs" | "definitions", _) => 1,
+                ("patternProperties", Value::Object(names)) => {
+                    // no name may match two of them, which is checked
+                    let mut lengths: Vec<usize> = names.keys().map(String::len).collect();
+                    lengths.sort_unstable();
+                    let pair = lengths.iter().rev().take(2).copied().fold(1, usize::saturating_mul);
+                    inner = inner.max(pair).max(self.largest(value));
+                    1
+                }
+                _ => {
+                    inner = inner.max(self.intersection(value));
+                    1
+                }
+            };
+            all = all.saturating_mul(factor.max(1));
+        }
+        all.saturating_mul(inner)
+    }
+
+    /// Returns the largest product of the parts in an array or object.
+    fn largest(&mut self, parts: &'a Value) -> usize {
+        members(parts).into_iter().map(|(_, part)| self.intersection(part)).max().unwrap_or(1)
+    }
+
+    /// Returns the product of what a reference refers to. A reference to what it is part of counts as the longest pattern.
+    fn referred(&mut self, reference: &'a str) -> usize {
+        if let Some(known) = self.known.get(reference) {
+            return *known;
+        }
+        self.known.insert(reference, self.longest);
+        // as the parser finds it
+        let path = reference.strip_prefix("#/").filter(|path| !path.is_empty());
+        let target = path.map_or(Some(self.root), |path| {
+            path.split('/').try_fold(self.root, |at, name| match at {
+                Value::Array(elements) => elements.get(name.parse::<usize>().ok()?),
+                at => at.get(name),
+            })
+        });
+        let found = target.map_or(1, |target| self.intersection(target));
+        self.known.insert(reference, found);
+        found
+    }
+}
+
 fn count_schemas(schema: &Value) -> usize {
     match schema {
         Value::Object(members) => 1 + members.values().map(count_schemas).sum::<usize>(),
@@ -687,34 +815,103 @@ fn count_schemas(schema: &Value) -> usize {
     }
 }
 
-/// Refuses a schema that asks for more members of an object than it requires by name, but for one: a text could repeat a name, which
-/// then counts once.
-fn check_least_properties(field: &'static str, schema: &Value) -> Result<()> {
-    match schema {
-        Value::Object(members) => {
-            let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
-            let named = required.filter_map(Value::as_str).collect::<HashSet<_>>().len() as u64;
-            let has_others = members.get("additionalProperties") != Some(&Value::Bool(false))
-                || members.contains_key("patternProperties");
-            let least = members.get("minProperties").and_then(Value::as_u64);
-            if let Some(least) = least.filter(|least| has_others && *least > named + 1) {
-                let bound = format!("minProperties of at most {}, one more than the required properties", named + 1);
-                return Err(Error::bad_option(field, least.to_string(), bound));
-            }
-            let is_schema = |key: &String| !["const", "enum", "default", "examples"].contains(&key.as_str());
-            let mut schemas = members.iter().filter(|(key, _)| is_schema(key));
-            schemas.try_for_each(|(_, member)| check_least_properties(field, member))
-        }
-        Value::Array(elements) => elements.iter().try_for_each(|element| check_least_properties(field, element)),
-        _ => Ok(()),
+/// A `minProperties` that texts could meet by repeating a name, which then counts once.
+struct LeastProperties {
+    /// JSON pointer of the object's schema.
+    pointer: String,
+    least: u64,
+    limit: u64,
+}
+
+impl LeastProperties {
+    fn error(&self, field: &'static str) -> Error {
+        let found = format!("{}, at #{}/minProperties", self.least, clip(&self.pointer, REASON_BYTES));
+        let bound = format!("minProperties of at most {}, one more than the required properties", self.limit);
+        Error::bad_option(field, found, bound)
     }
 }
 
+/// Finds a schema that asks for more members of an object than it requires by name, but for one.
+fn find_least_properties(schema: &Value) -> Option<LeastProperties> {
+    if let Value::Object(members) = schema {
+        let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
+        let named = required.filter_map(Value::as_str).collect::<HashSet<_>>().len() as u64;
+        let has_others = members.get("additionalProperties") != Some(&Value::Bool(false))
+            || members.contains_key("patternProperties");
+        let least = members.get("minProperties").and_then(Value::as_u64);
+        if let Some(least) = least.filter(|least| has_others && *least > named + 1) {
+            return Some(LeastProperties { pointer: String::new(), least, limit: named + 1 });
+        }
+    }
+    let is_schema = |key: &str| !["const", "enum", "default", "examples"].contains(&key);
+    members(schema).into_iter().filter(|(key, _)| is_schema(key)).find_map(|(key, member)| {
+        let found = find_least_properties(member)?;
+        Some(LeastProperties { pointer: format!("/{}{}", pointer_token(&key), found.pointer), ..found })
+    })
+}
+
+/// Returns the members of an object or the elements of an array, by name or index.
+fn members(value: &Value) -> Vec<(Cow<'_, str>, &Value)> {
+    match value {
+        Value::Object(members) => members.iter().map(|(name, member)| (Cow::from(name), member)).collect(),
+        Value::Array(elements) => {
+            elements.iter().enumerate().map(|(index, element)| (index.to_string().into(), element)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Escapes a name for a JSON pointer.
+fn pointer_token(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}
+
+/// Returns why a schema cannot be compiled, if it cannot.
+fn schema_fault(schema: Value) -> Option<String> {
+    let builder = GrammarBuilder::new(None, LIMITS);
+    let compile = || JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema);
+    panic_utils::catch_unwind(AssertUnwindSafe(compile)).err().map(|error| format!("{error:#}"))
+}
+
+/// Returns the JSON pointer of the smallest part of a schema that has the schema's fault by itself, as far as it is found within
+/// [`STEP_TIME`]; `None` if the schema has none.
+fn fault_pointer(schema: &Value) -> Option<String> {
+    let fault = schema_fault(schema.clone())?;
+    let until = now() + STEP_TIME;
+    let has_fault = |part: Value| {
+        let Value::Object(mut part) = part else { return false };
+        for name in ["$defs", "definitions"] {
+            if let Some(definitions) = schema.get(name) {
+                part.entry(name).or_insert_with(|| definitions.clone());
+            }
+        }
+        now() < until && schema_fault(Value::Object(part)).as_ref() == Some(&fault)
+    };
+    let alone = |name: &str, value: &Value| Value::from_iter([(name, value.clone())]);
+    let mut pointer = "#".to_owned();
+    let mut part = schema;
+    while let Some((keyword, value)) =
+        part.as_object().and_then(|keywords| keywords.iter().find(|(name, value)| has_fault(alone(name, value))))
+    {
+        pointer += &format!("/{}", pointer_token(keyword));
+        if has_fault(value.clone()) {
+            part = value;
+            continue;
+        }
+        let inner = members(value).into_iter().find(|(_, member)| has_fault((*member).clone()));
+        let Some((name, member)) = inner else { break };
+        pointer += &format!("/{}", pointer_token(&name));
+        part = member;
+    }
+    Some(pointer)
+}
+
 /// Refuses a grammar that could exhaust the stack of its parser, or allow bytes that are no text. Splits it as its lexer does: texts,
-/// regular expressions and comments hide what is in them.
+/// regular expressions and comments hide what is in them. Follows the references of schemas in it by recursion.
 fn check_grammar(field: &'static str, source: &str) -> Result<()> {
     let mut depth = 0_usize;
     let mut negations = 0_usize;
+    let mut intersections = 0;
     let mut rules = 0;
     let mut rest = source;
     while let Some(first) = rest.chars().next() {
@@ -728,6 +925,7 @@ fn check_grammar(field: &'static str, source: &str) -> Result<()> {
             ')' | ']' | '}' => depth = depth.saturating_sub(1),
             ':' => rules += 1,
             '~' => negations += 1,
+            '&' => intersections += 1,
             '<' => return Err(Error::bad_option(field, "a special token", "a grammar of Unicode text")),
             _ => {}
         }
@@ -740,6 +938,13 @@ fn check_grammar(field: &'static str, source: &str) -> Result<()> {
         if negations > NESTING {
             return Err(Error::bad_option(field, "more", format!("at most {NESTING} negations of one part")));
         }
+        if let Some(schema) = rest.strip_prefix("%json") {
+            let schema = serde_json::Deserializer::from_str(schema).into_iter::<Value>().next();
+            if let Some(Ok(schema)) = schema {
+                check_schema(field, &schema)?;
+                check_patterns(field, &schema)?;
+            }
+        }
         if let Some(options) = rest.strip_prefix("%llguidance") {
             let options = serde_json::Deserializer::from_str(options).into_iter::<Value>().next();
             let allows = options.and_then(|options| options.ok()?.get("allow_invalid_utf8").cloned());
@@ -749,7 +954,16 @@ fn check_grammar(field: &'static str, source: &str) -> Result<()> {
         }
         rest = rest.get(length..).unwrap_or_default();
     }
-    if rules > MAX_RULES { Err(too_many(field, rules, "rules")) } else { Ok(()) }
+    if rules > MAX_RULES {
+        return Err(too_many(field, rules, "rules"));
+    }
+    // each part may be as long as the grammar
+    let length = (0..intersections).fold(source.len(), |product: usize, _| product.saturating_mul(source.len()));
+    check_intersection(
+        field,
+        length,
+        "as the product of the lengths of parts that & joins, each as long as the grammar",
+    )
 }
 
 /// Returns the length of the part at the beginning of `text` up to the next occurrence of its first character, which a backslash hides.
@@ -768,31 +982,49 @@ impl Rules {
     /// Prepares a parser, and checks that the vocabulary can write the beginning of a text that is forced.
     fn grammar(field: &'static str, grammar: TopLevelGrammar, symbols: &Arc<Symbols>, tenant: &str) -> Result<Self> {
         let grammar = if symbols.trie.drops_space { after_space(&grammar) } else { grammar };
-        let ready = on_large_stack(field, symbols, tenant, move |symbols| ready_parser(field, grammar, symbols))?;
-        Ok(Self::Grammar(Mutex::new(ready)))
+        let ready = on_large_stack(symbols, tenant, move |symbols| ready_parser(field, grammar, symbols))?;
+        let ready = ready.recv_timeout(COMPILE_TIME).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => Err(late(field)),
+            RecvTimeoutError::Disconnected => Err(Error::Internal("the parser of a grammar panicked".into())),
+        });
+        Ok(Self::Grammar(Mutex::new(ready?)))
     }
 }
 
 fn ready_parser(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols) -> Result<Matcher> {
     let trie = &symbols.trie;
+    for part in &grammar.grammars {
+        part.lark_grammar.as_ref().map_or(Ok(()), |source| check_grammar(field, source))?;
+        part.json_schema.as_ref().map_or(Ok(()), |schema| check_patterns(field, schema))?;
+    }
+    let schema = grammar.grammars.iter().find_map(|part| part.json_schema.clone());
+    let began = now();
     let parser = symbols.factory()?.create_parser(grammar);
-    let parser = parser.map_err(|error| rejected(field, &format!("{error:#}")))?;
-    if !has_text(parser.parser.grammar()) {
-        return Err(Error::bad_option(field, "an empty language: every text is endless", FORM_OF_A_TEXT));
+    let parser = parser.map_err(|error| {
+        let pointer = schema.as_ref().filter(|_| since(began) < STEP_TIME).and_then(fault_pointer);
+        let place = pointer.map(|pointer| format!(", at {}", clip(&pointer, REASON_BYTES))).unwrap_or_default();
+        rejected(field, &format!("{error:#}"), &place)
+    })?;
+    // a schema's texts are checked one by one when it is compiled
+    if !has_text(parser.parser.grammar(), schema.is_none()) {
+        return Err(Error::bad_option(field, "an empty language: no text can be completed", FORM_OF_A_TEXT));
     }
     let mut matcher = Matcher::new(Ok(parser)).into_cancellable();
     if let Some(reason) = matcher.get_error() {
-        return Err(rejected(field, &reason));
+        return Err(rejected(field, &reason, ""));
     }
     let ready = matcher.deep_clone();
     let mut allowed = Allowed::new(trie);
+    let mut text = Vec::new();
     let began = now();
     for position in 0..CHECKED {
         let computed = update(field, &mut matcher, symbols, &mut allowed, STEP_TIME);
         if matcher.is_cancelled() {
             return Err(too_slow(field));
         }
-        computed?;
+        if computed.is_err() && !is_stuck(ready.deep_clone(), &text, symbols, STEP_TIME) {
+            computed?;
+        }
         if allowed.with_text == 0 && !allowed.ends {
             let characters = matcher.compute_mask().map(|mask| trie.characters(&mask)).unwrap_or_default();
             return Err(match characters.is_empty() {
@@ -800,16 +1032,37 @@ fn ready_parser(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols
                 false => impossible(field, Stuck { position, characters }),
             });
         }
-        let only = allowed.only().filter(|_| since(began) < FIRST_TIME);
-        if only.is_none_or(|symbol| matcher.consume_token(symbol).is_err()) {
-            break;
+        let Some(only) = allowed.only().filter(|_| since(began) < FIRST_TIME) else { break };
+        let taken = symbols.limit_time(&mut matcher, STEP_TIME, |matcher| matcher.consume_token(only));
+        if matcher.is_cancelled() {
+            return Err(too_slow(field));
         }
+        taken.map_err(|error| rejected(field, &error.to_string(), ""))?;
+        text.push(only);
     }
     Ok(ready)
 }
 
-/// Returns true if the grammar has a text that ends: if its start leads to characters alone.
-fn has_text(grammar: &CGrammar) -> bool {
+/// Returns true if no byte may follow a text, of which `matcher` follows none yet, and it may not end either. The parser that fails there
+/// keeps no reason but a text.
+fn is_stuck(mut matcher: Matcher, text: &[u32], symbols: &Symbols, limit: Duration) -> bool {
+    symbols.limit_time(&mut matcher, limit, |matcher| {
+        text.iter().all(|symbol| matcher.consume_token(*symbol).is_ok())
+            && matcher.is_accepting().is_ok_and(|accepts| !accepts)
+            && symbols.trie.byte_ids().all(|id| matcher.validate_tokens(&[id]).is_ok_and(|count| count == 0))
+    })
+}
+
+/// Returns true if the grammar has a text that ends: if its start leads to characters alone. If `checks_lexemes`, a terminal of which no
+/// text matches leads to none.
+fn has_text(grammar: &CGrammar, checks_lexemes: bool) -> bool {
+    let lexemes = grammar.lexer_spec();
+    let mut lexer = checks_lexemes.then(|| lexemes.to_regex_vec(&mut LIMITS.clone()).ok()).flatten();
+    let mut is_empty = |lexeme: LexemeIdx| {
+        let mut only = lexemes.alloc_lexeme_set();
+        only.add(lexeme);
+        lexer.as_mut().is_some_and(|lexer| lexer.initial_state(&only).is_dead())
+    };
     // in the order of discovery, so most symbols stand after those that lead to them
     let mut symbols = vec![grammar.start()];
     let mut found: HashSet<usize> = HashSet::from([grammar.start().as_index()]);
@@ -818,7 +1071,8 @@ fn has_text(grammar: &CGrammar) -> bool {
     while let Some(&symbol) = symbols.get(at) {
         at += 1;
         let data = grammar.sym_data(symbol);
-        if data.is_terminal || data.is_nullable || !data.cond_nullable.is_empty() || data.gen_grammar.is_some() {
+        let is_terminal = data.is_terminal && !data.lexeme.is_some_and(&mut is_empty);
+        if is_terminal || data.is_nullable || !data.cond_nullable.is_empty() || data.gen_grammar.is_some() {
             ends.insert(symbol.as_index());
         }
         for rule in &data.rules {
@@ -843,16 +1097,20 @@ fn has_text(grammar: &CGrammar) -> bool {
 /// The expectation in the error about a form that no text has.
 const FORM_OF_A_TEXT: &str = "a form that some text has";
 
-fn rejected(field: &'static str, reason: &str) -> Error {
-    // the parser's own marks, and the place of a panic
+/// Returns a parser's reason without its own marks and the place of a panic.
+fn own_reason(reason: &str) -> String {
     let reason = reason.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
-    let reason = clip(reason.trim(), REASON_BYTES);
+    clip(reason.trim(), REASON_BYTES)
+}
+
+fn rejected(field: &'static str, reason: &str, place: &str) -> Error {
+    let reason = own_reason(reason);
     let bound = if field == "constraint.grammar" {
         "a grammar that the server supports"
     } else {
         "a schema that the server supports"
     };
-    Error::bad_option(field, reason, bound)
+    Error::bad_option(field, reason + place, bound)
 }
 
 /// Follows one text, and has the symbols that may follow it.
@@ -964,15 +1222,18 @@ impl ConstraintMatcher {
             let taken = self.work(|state, _, compiled, limit| match state {
                 MatcherState::Pattern(matcher) => {
                     let bytes = compiled.symbols.trie.bytes(symbol);
-                    !bytes.is_empty() && matcher.consume(bytes)
+                    let follows = !bytes.is_empty() && matcher.consume(bytes);
+                    follows.then_some(()).ok_or_else(|| format!("id {symbol}, which may not follow"))
                 }
-                MatcherState::Grammar(matcher) => {
-                    compiled.symbols.limit_time(matcher, limit, |matcher| matcher.consume_token(symbol)).is_ok()
-                }
+                // the parser also fails where the symbol takes too much work
+                MatcherState::Grammar(matcher) => compiled
+                    .symbols
+                    .limit_time(matcher, limit, |matcher| matcher.consume_token(symbol))
+                    .map_err(|error| format!("id {symbol}: {}", own_reason(&error.to_string()))),
             })?;
             match taken {
-                Some(true) => self.followed += 1,
-                Some(false) => return Err(self.broken(format!("id {symbol}, which may not follow"))),
+                Some(Ok(())) => self.followed += 1,
+                Some(Err(found)) => return Err(self.broken(found)),
                 None => break,
             }
         }
@@ -1042,7 +1303,12 @@ impl ConstraintMatcher {
             MatcherState::Grammar(matcher) => update(compiled.field, matcher, &compiled.symbols, allowed, limit),
         });
         let Some(updated) = updated? else { return Ok(()) };
-        updated.map_err(|error| error.named(|_| self.field))?;
+        if let Err(error) = updated {
+            let limit = if self.lends { STEP_SHARE } else { STEP_TIME };
+            let MatcherState::Grammar(unread) = self.compiled.state() else { return Err(error.named(|_| self.field)) };
+            let is_stuck = is_stuck(*unread, &self.text, &self.compiled.symbols, limit);
+            return if is_stuck { Ok(()) } else { Err(error.named(|_| self.field)) };
+        }
         let trie = &self.compiled.symbols.trie;
         let Allowed { symbols, with_text, ends } = &mut self.allowed;
         if *with_text == 0 && !*ends {
@@ -1236,9 +1502,7 @@ fn update(
             allowed.keep_texts(trie);
             Ok(())
         }
-        // of the reason the parser keeps only the name
-        Err(error) if error.to_string().starts_with(&format!("{:?}", StopReason::NoExtensionBias)) => Ok(()),
-        Err(error) => Err(rejected(field, &error.to_string())),
+        Err(error) => Err(rejected(field, &error.to_string(), "")),
     }
 }
 
@@ -1514,10 +1778,15 @@ mod tests {
             ),
             (Constraint::Regex("(?=a)b".into()), "look-ahead"),
             (Constraint::Regex(r"(a)\1".into()), "backreferences are not supported, at character 3"),
-            (Constraint::Regex(r"a\bb".into()), "found a word boundary"),
-            (Constraint::Regex("a^b".into()), "found ^ inside of the text"),
-            (Constraint::Regex("(?m)a\n^b".into()), "found ^ inside of the text"),
+            (Constraint::Regex(r"aé\bb".into()), r"found \b, at character 2"),
+            (Constraint::Regex(r"\ba".into()), r"found \b, at character 0"),
+            (Constraint::Regex("a^b".into()), "found ^, at character 1"),
+            (Constraint::Regex("(?m)a\n^b".into()), "found ^, at character 6"),
+            (Constraint::Regex("(?:a|b$)c".into()), "found $, at character 6"),
+            (Constraint::Regex("(^a)+".into()), "found ^, at character 1"),
+            (Constraint::Regex(r"a(?:\z)?\Ab".into()), r"found \z, at character 4"),
             (Constraint::Grammar("start: a | b\na: \"a\" b\nb: a".into()), "found an empty language"),
+            (Constraint::Grammar("start: x\nx: /a*/ EMPTY\nEMPTY: /[b&&c]/".into()), "found an empty language"),
             (
                 Constraint::JsonSchema(
                     r##"{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}"##.into(),
@@ -1526,7 +1795,7 @@ mod tests {
             ),
             (
                 Constraint::JsonSchema(r#"{"items": {"required": ["a"], "minProperties": 3}}"#.into()),
-                "expected minProperties of at most 2, one more than the required properties, found 3",
+                "expected minProperties of at most 2, one more than the required properties, found 3, at #/items/minProperties",
             ),
             (Constraint::Regex("[a&&b]".into()), "found one that no text matches"),
             (Constraint::Regex("a{1000000}".into()), "constraint.regex: expected"),
@@ -1548,7 +1817,18 @@ mod tests {
             (Constraint::Grammar("start: \"a\" /[b&&c]/".into()), "expected a form that some text has"),
             (Constraint::JsonSchema("{".into()), "found invalid JSON: EOF"),
             (Constraint::JsonSchema("3".into()), "expected an object, found"),
-            (Constraint::JsonSchema(r#"{"type": "object", "if": {}}"#.into()), r#"Unimplemented keys: ["if"]"#),
+            (Constraint::JsonSchema(r#"{"type": "object", "if": {}}"#.into()), r#"Unimplemented keys: ["if"], at #/if"#),
+            (
+                Constraint::JsonSchema(r#"{"type": "object", "properties": {"x": {"not": {}}}}"#.into()),
+                r#"Unimplemented keys: ["not"], at #/properties/x/not"#,
+            ),
+            (
+                Constraint::JsonSchema(
+                    r##"{"$defs": {"t": {}}, "items": {"anyOf": [{"$ref": "#/$defs/t"}, {"properties": {"a/~": {"type": "strin"}}}]}}"##
+                        .into(),
+                ),
+                "Invalid type: strin, at #/items/anyOf/1/properties/a~1~0/type",
+            ),
             (Constraint::JsonSchema("false".into()), "expected an object, found"),
             (
                 Constraint::Grammar("start: b".into()),
@@ -1569,14 +1849,50 @@ mod tests {
                 "found allow_invalid_utf8",
             ),
             (Constraint::JsonSchema(r#"{"x-guidance": {}}"#.into()), "found x-guidance"),
+            (Constraint::Regex(r"\w".repeat(2001)), r"constraint.regex: expected at most 2000 classes such as \w, found 2001"),
             (
-                Constraint::JsonSchema(format!(r#"{{"anyOf": [{}{{}}]}}"#, "{}, ".repeat(1000))),
-                "constraint.json_schema: expected at most 1000 objects and truth values, found 1002",
+                Constraint::Grammar(format!("start: T\nT: {}", ["/.*a.{9}b.*/"; 29].join(" & "))),
+                "expected at most 10000000 as the product of the lengths of parts that & joins",
+            ),
+            (
+                Constraint::JsonSchema(json!({ "allOf": vec![json!({ "pattern": "a.{9}b" }); 9] }).to_string()),
+                "expected at most 10000000 as the product of the lengths of patterns that one string must match",
+            ),
+            (
+                Constraint::Grammar(format!("start: a\na: %json {}", json!({ "minProperties": 3 }))),
+                "expected minProperties of at most 1",
+            ),
+            (
+                Constraint::JsonSchema(linked(9).to_string()),
+                "expected at most 10000000 as the product",
             ),
         ] {
             let error = compiler.compile(&constraint).unwrap_err().to_string();
             assert!(error.contains(message), "{constraint:?}: {error}");
         }
+    }
+
+    /// Returns a schema that refers to another one as often; each adds a pattern to the same string.
+    fn linked(links: usize) -> Value {
+        let link = |id: usize| match id {
+            0 => json!({ "type": "array" }),
+            _ => json!({ "items": { "pattern": "a.{9}b" }, "$ref": format!("#/$defs/{}", id - 1) }),
+        };
+        let definitions: serde_json::Map<_, _> = (0..=links).map(|id| (id.to_string(), link(id))).collect();
+        json!({ "$ref": format!("#/$defs/{links}"), "$defs": definitions })
+    }
+
+    #[test]
+    fn a_schema_that_exceeds_the_parsers_limits_is_refused_before_work() {
+        let names = (0..900).map(|id| (format!("p{id}"), json!({ "type": "null" }))).collect::<serde_json::Map<_, _>>();
+        let error = bytes()
+            .compile(&Constraint::JsonSchema(json!({ "type": "object", "properties": names }).to_string()))
+            .unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("expected a schema that the server supports, found ") && error.contains("2000"),
+            "{error}"
+        );
     }
 
     /// Returns a grammar whose rules or tokens each refer to the next one.
@@ -1705,29 +2021,44 @@ mod tests {
         }
     }
 
+    /// Parsers that nobody waits for any more take the places of their tenant, which has no more of them.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "shows that a thread waits")]
-    fn a_tenant_that_compiles_leaves_room_for_others() {
+    fn late_parsers_do_not_accumulate() {
         let compiler = bytes();
         compiler.compile(&Constraint::JsonObject).unwrap();
         let symbols = compiler.symbols.get().unwrap();
-        let make = |tenant: &str| {
-            symbols.compiling.begin(tenant).unwrap();
-            Making { symbols: Arc::clone(symbols), tenant: tenant.to_owned() }
+        let running = || lock(&symbols.compiling.tenants).len();
+        let eventually = |count: usize| {
+            let began = Instant::now();
+            while running() != count && began.elapsed() < COMPILE_TIME {
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(running(), count);
         };
-        let mut own: Vec<Making> = (0..TENANT_COMPILING).map(|_| make("a")).collect();
+        eventually(0);
+        let (end, ended) = mpsc::channel();
+        let ended = Arc::new(Mutex::new(ended));
+        let begin = |tenant: &str| {
+            let ended = Arc::clone(&ended);
+            drop(on_large_stack(symbols, tenant, move |_| Ok(lock(&ended).recv().is_ok())).unwrap());
+        };
+        (0..TENANT_COMPILING).for_each(|_| begin("a"));
         let began = Instant::now();
-        drop(make("b"));
+        begin("b");
         assert!(began.elapsed() < COMPILE_TIME);
+        assert_eq!(running(), TENANT_COMPILING + 1);
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| drop(make("a")));
+            let waiting = scope.spawn(|| begin("a"));
             thread::sleep(Duration::from_millis(20));
-            assert!(!waiting.is_finished());
-            own.pop();
+            assert!(!waiting.is_finished() && running() == TENANT_COMPILING + 1);
+            // one of them, or the other tenant's
+            (0..2).for_each(|_| end.send(()).unwrap());
             waiting.join().unwrap();
         });
-        drop(own);
-        assert!(lock(&symbols.compiling.tenants).is_empty());
+        eventually(TENANT_COMPILING);
+        drop(end);
+        eventually(0);
         assert!(is_late(&late("a")) && !is_late(&Error::bad_option("a", "b", "c")));
         // what was late is refused at once
         let schema = Constraint::JsonSchema(r#"{"type": "null"}"#.into());

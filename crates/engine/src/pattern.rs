@@ -15,8 +15,8 @@ use regex_automata::{
     util::{primitives::StateID, start},
 };
 use regex_syntax::{
-    ParserBuilder,
-    hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look, Repetition},
+    ast::{Assertion, AssertionKind, Ast, RepetitionKind, RepetitionRange, Span, parse::ParserBuilder},
+    hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look, translate::Translator},
 };
 use std::{
     collections::HashSet,
@@ -153,6 +153,11 @@ impl SymbolTrie {
         symbols
     }
 
+    /// Returns an id for each byte.
+    pub(crate) fn byte_ids(&self) -> impl Iterator<Item = u32> {
+        (0..=u8::MAX).filter_map(|byte| self.trie().token_id(&[byte]))
+    }
+
     /// Splits a text into the longest symbols, up to what the vocabulary cannot write.
     pub(crate) fn split(&self, text: &[u8]) -> Vec<u32> {
         self.trie().greedy_tokenize(text)
@@ -234,18 +239,80 @@ impl fmt::Debug for Pattern {
     }
 }
 
-/// Parses a regular expression. Fails with its position and the reason.
+/// Parses a regular expression. Fails with the position and the reason, also of an assertion inside of the text.
 pub(crate) fn parse_regex(field: &'static str, source: &str) -> Result<Hir> {
-    let parsed = ParserBuilder::new().utf8(true).nest_limit(NESTING).build().parse(source);
-    parsed.map_err(|error| {
-        let (reason, at) = match &error {
-            regex_syntax::Error::Parse(error) => (error.kind().to_string(), error.span().start.offset),
-            regex_syntax::Error::Translate(error) => (error.kind().to_string(), error.span().start.offset),
-            other => (other.to_string(), 0),
-        };
-        let at = source.get(..at).map_or(0, |before| before.chars().count());
-        Error::bad_option(field, format!("{reason}, at character {at}"), "a regular expression")
-    })
+    let place = |span: &Span| {
+        let before = source.get(..span.start.offset).unwrap_or_default();
+        format!("at character {}", before.chars().count())
+    };
+    let invalid = |reason: String, span: &Span| {
+        Error::bad_option(field, format!("{reason}, {}", place(span)), "a regular expression")
+    };
+    let ast = ParserBuilder::new().nest_limit(NESTING).build().parse(source);
+    let ast = ast.map_err(|error| invalid(error.kind().to_string(), error.span()))?;
+    if let Some(Assertion { span, .. }) = inner_assertion(&ast, Edges { start: true, end: true }) {
+        let written = source.get(span.start.offset..span.end.offset).unwrap_or_default();
+        let found = format!("{written}, {}", place(span));
+        return Err(Error::bad_option(
+            field,
+            found,
+            "an expression without look-around (^ and $ may stand at the ends of the text)",
+        ));
+    }
+    let hir = Translator::new().translate(source, &ast);
+    hir.map_err(|error| invalid(error.kind().to_string(), error.span()))
+}
+
+/// The edges of the text that a part of an expression touches.
+#[derive(Clone, Copy)]
+struct Edges {
+    start: bool,
+    end: bool,
+}
+
+/// Returns the first assertion that is not about an edge of the text which it touches.
+fn inner_assertion(ast: &Ast, edges: Edges) -> Option<&Assertion> {
+    match ast {
+        Ast::Assertion(assertion) => {
+            let holds = match assertion.kind {
+                AssertionKind::StartLine | AssertionKind::StartText => edges.start,
+                AssertionKind::EndLine | AssertionKind::EndText => edges.end,
+                _ => false,
+            };
+            (!holds).then_some(&**assertion)
+        }
+        Ast::Repetition(repetition) => {
+            let once = match &repetition.op.kind {
+                RepetitionKind::ZeroOrOne => true,
+                RepetitionKind::Range(RepetitionRange::Exactly(most) | RepetitionRange::Bounded(_, most)) => *most <= 1,
+                _ => false,
+            };
+            inner_assertion(&repetition.ast, Edges { start: edges.start && once, end: edges.end && once })
+        }
+        Ast::Group(group) => inner_assertion(&group.ast, edges),
+        Ast::Alternation(alternation) => alternation.asts.iter().find_map(|part| inner_assertion(part, edges)),
+        Ast::Concat(concat) => {
+            let parts = &concat.asts;
+            let first = parts.iter().position(|part| !is_empty(part)).unwrap_or(parts.len());
+            let last = parts.iter().rposition(|part| !is_empty(part)).unwrap_or(0);
+            parts.iter().enumerate().find_map(|(index, part)| {
+                inner_assertion(part, Edges { start: edges.start && index <= first, end: edges.end && index >= last })
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Returns true if the part of an expression matches an empty text at most.
+fn is_empty(ast: &Ast) -> bool {
+    match ast {
+        Ast::Empty(_) | Ast::Flags(_) | Ast::Assertion(_) => true,
+        Ast::Group(group) => is_empty(&group.ast),
+        Ast::Repetition(repetition) => is_empty(&repetition.ast),
+        Ast::Alternation(alternation) => alternation.asts.iter().all(is_empty),
+        Ast::Concat(concat) => concat.asts.iter().all(is_empty),
+        _ => false,
+    }
 }
 
 /// Returns the expression of a choice between texts.
@@ -254,16 +321,14 @@ pub(crate) fn choice(texts: &[String]) -> Hir {
 }
 
 impl Pattern {
-    /// Compiles an expression for texts of these symbols. Fails if no such text matches, if the expression has assertions, and if it is
-    /// too large.
+    /// Compiles an expression for texts of these symbols. Fails if no such text matches, and if it is too large.
     pub(crate) fn new(field: &'static str, hir: &Hir, trie: &SymbolTrie) -> Result<Self> {
-        let whole = restrict(hir, None, Edges { start: true, end: true }).map_err(|look| assertion(field, look))?;
+        let whole = restrict(hir, None);
         if is_fail(&whole) {
             return Err(Error::bad_option(field, "one that no text matches", "an expression that some text matches"));
         }
         let Some(alphabet) = &trie.alphabet else { return Self::build(field, whole) };
-        let possible = restrict(hir, Some(alphabet), Edges { start: true, end: true });
-        let possible = possible.map_err(|look| assertion(field, look))?;
+        let possible = restrict(hir, Some(alphabet));
         if !is_fail(&possible) {
             return Self::build(field, possible);
         }
@@ -396,33 +461,15 @@ pub(crate) fn impossible(field: &'static str, Stuck { position, mut characters }
     Error::bad_option(field, found, "a form that the symbols of the model's vocabulary can write")
 }
 
-fn assertion(field: &'static str, look: Look) -> Error {
-    let found = format!("{look:?}");
-    let found = match look {
-        Look::Start | Look::StartLF | Look::StartCRLF => "^ inside of the text",
-        Look::End | Look::EndLF | Look::EndCRLF => "$ inside of the text",
-        _ if found.starts_with("Word") => "a word boundary",
-        _ => "an assertion",
-    };
-    Error::bad_option(field, found, "an expression without look-around (^ and $ may stand at the ends)")
-}
-
-/// The edges of the text that a part of an expression touches.
-#[derive(Clone, Copy)]
-struct Edges {
-    start: bool,
-    end: bool,
-}
-
 fn is_fail(hir: &Hir) -> bool {
     matches!(hir.kind(), HirKind::Class(class) if class.is_empty())
 }
 
-/// Removes characters outside of `alphabet`, what cannot match without them, groups, and assertions that hold at the edges of the text.
-/// Fails at another assertion. An expression that matches nothing becomes [`Hir::fail`].
-fn restrict(hir: &Hir, alphabet: Option<&ClassUnicode>, edges: Edges) -> std::result::Result<Hir, Look> {
-    Ok(match hir.kind() {
-        HirKind::Empty => Hir::empty(),
+/// Removes characters outside of `alphabet`, what cannot match without them, groups, and assertions, which [`parse_regex`] leaves at the
+/// edges of the text only, where they hold. An expression that matches nothing becomes [`Hir::fail`].
+fn restrict(hir: &Hir, alphabet: Option<&ClassUnicode>) -> Hir {
+    match hir.kind() {
+        HirKind::Empty | HirKind::Look(_) => Hir::empty(),
         HirKind::Literal(literal) => {
             let text = String::from_utf8_lossy(&literal.0);
             match alphabet.is_none_or(|alphabet| text.chars().all(|character| has(alphabet, character))) {
@@ -438,38 +485,24 @@ fn restrict(hir: &Hir, alphabet: Option<&ClassUnicode>, edges: Edges) -> std::re
             alphabet.into_iter().for_each(|alphabet| class.intersect(alphabet));
             Hir::class(Class::Unicode(class))
         }
-        HirKind::Look(Look::Start | Look::StartLF | Look::StartCRLF) if edges.start => Hir::empty(),
-        HirKind::Look(Look::End | Look::EndLF | Look::EndCRLF) if edges.end => Hir::empty(),
-        HirKind::Look(look) => return Err(*look),
         HirKind::Repetition(repetition) => {
-            let once = repetition.max == Some(1);
-            let edges = Edges { start: edges.start && once, end: edges.end && once };
-            let sub = restrict(&repetition.sub, alphabet, edges)?;
+            let sub = restrict(&repetition.sub, alphabet);
             match is_fail(&sub) {
                 true if repetition.min == 0 => Hir::empty(),
                 true => Hir::fail(),
-                false => Hir::repetition(Repetition { sub: Box::new(sub), ..repetition.clone() }),
+                false => Hir::repetition(repetition.with(sub)),
             }
         }
-        HirKind::Capture(capture) => restrict(&capture.sub, alphabet, edges)?,
+        HirKind::Capture(capture) => restrict(&capture.sub, alphabet),
         HirKind::Concat(parts) => {
-            let is_empty = |part: &Hir| part.properties().maximum_len() == Some(0);
-            let first = parts.iter().position(|part| !is_empty(part)).unwrap_or(parts.len());
-            let last = parts.iter().rposition(|part| !is_empty(part)).unwrap_or(0);
-            let mut kept = Vec::with_capacity(parts.len());
-            for (index, part) in parts.iter().enumerate() {
-                let edges = Edges { start: edges.start && index <= first, end: edges.end && index >= last };
-                kept.push(restrict(part, alphabet, edges)?);
-            }
+            let kept: Vec<Hir> = parts.iter().map(|part| restrict(part, alphabet)).collect();
             if kept.iter().any(is_fail) { Hir::fail() } else { Hir::concat(kept) }
         }
         HirKind::Alternation(parts) => {
-            let parts = parts.iter().map(|part| restrict(part, alphabet, edges));
-            let mut parts = parts.collect::<std::result::Result<Vec<_>, _>>()?;
-            parts.retain(|part| !is_fail(part));
-            Hir::alternation(parts)
+            let parts = parts.iter().map(|part| restrict(part, alphabet));
+            Hir::alternation(parts.filter(|part| !is_fail(part)).collect())
         }
-    })
+    }
 }
 
 fn has(alphabet: &ClassUnicode, character: char) -> bool {

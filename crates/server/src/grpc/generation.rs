@@ -18,6 +18,7 @@ use std::sync::Arc;
 use tonic::{Request, Response};
 use weir_engine::{
     Event, Job, Terms,
+    constraint::{CompiledConstraint, Constraint},
     options::{FinishReason, must_pool},
 };
 use weir_kernels::error::{Error, Result};
@@ -112,9 +113,9 @@ impl JobService {
         let priority = request.message.priority;
         let id = Arc::clone(&request.call.id);
         let engine = self.engines.find_able("model", request.message.model.as_deref(), continues_text)?;
-        let tenant = request.call.tenant();
+        let memory = Reservation::new(Arc::clone(&self.memory), request.call.tenant());
         let convert = move |message, engine: &Lease| {
-            let compile = |constraint: &_| engine.compile(&tenant, constraint);
+            let compile = |constraint: &_| compile(engine, &memory, constraint);
             let (job, format) = convert::generate_job(message, engine.card(), compile)?;
             let mut encoder = GenerateEncoder::new(format, engine.card(), &id);
             encoder.pieces.skip(&job.resumed);
@@ -183,6 +184,15 @@ impl<M> Incoming<M> {
         let memory = RequestMemory::take(&mut request);
         Self { message: request.into_inner(), call, memory }
     }
+}
+
+/// Compiles a constraint. The memory that this may take counts for the tenant meanwhile.
+pub(super) fn compile(
+    engine: &Lease,
+    memory: &Reservation,
+    constraint: &Constraint,
+) -> Result<Arc<CompiledConstraint>> {
+    memory.during(constraint.compile_bytes(), || engine.compile(memory.tenant(), constraint))
 }
 
 /// Returns the conditions under which a call's job runs.

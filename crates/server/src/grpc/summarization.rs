@@ -6,7 +6,7 @@ use crate::{
     grpc::{
         codec::QUEUE_RETRY,
         convert::{self, count, nanoseconds},
-        generation::{JobService, terms},
+        generation::{self, JobService, terms},
         request_parts::RequestParts,
         response::{GrpcStream, JobEvents, MessageEncoder, Output, ResponseStream, TaskResponse, is_last, reply},
     },
@@ -95,8 +95,8 @@ impl JobService {
         convert::reject_end_when_complete(&wire, "options.constraint.end_when_complete")?;
         let engine = engine.clone();
         let tenant = call.tenant();
-        let own = Arc::clone(&tenant);
-        let compile = move || engine.compile(&own, &convert::constraint(wire)?);
+        let memory = Reservation::new(Arc::clone(&self.memory), Arc::clone(&tenant));
+        let compile = move || generation::compile(&engine, &memory, &convert::constraint(wire)?);
         let compiled = self.compilers.run_on_worker(&tenant, compile).await.flatten();
         compiled.map(Some).map_err(|error| error.named(Constraint::option_field))
     }

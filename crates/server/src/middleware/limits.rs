@@ -151,6 +151,9 @@ struct ReservedBytes {
     expanded: usize,
 }
 
+/// The least works of a tenant that its memory holds at a time.
+const WORK_SHARES: usize = 8;
+
 /// Bytes of the buffer with which tonic begins to decode; tungstenite's is smaller.
 const DECODER_BYTES: usize = 8 << 10;
 
@@ -158,6 +161,21 @@ impl Reservation {
     /// Creates an empty reservation of `tenant`.
     pub(crate) fn new(memory: Arc<BodyMemory>, tenant: Arc<str>) -> Self {
         Self { memory, tenant, bytes: Mutex::default() }
+    }
+
+    /// Returns the tenant.
+    pub(crate) fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    /// Runs what takes at most `bytes` while it runs. They count up to a part of the tenant's memory: a tenant runs few of these at a
+    /// time, and its other requests need the rest.
+    pub(crate) fn during<T>(&self, bytes: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let bytes = bytes.min(self.memory.tenant_limit / WORK_SHARES);
+        self.add(bytes)?;
+        let done = work();
+        self.release(bytes);
+        done
     }
 
     /// Reserves `more` bytes that have arrived. Returns true if no others were waiting to be read. Fails if the limit of all
@@ -953,6 +971,31 @@ mod tests {
         assert_eq!(limit.take(&"a".into(), 1), Err(Exceeded::Total(usize::MAX)));
         limit.give_back(&"b".into(), 1);
         assert_eq!(limit.held(), (usize::MAX, 1), "a caller gives back only what it holds");
+    }
+
+    #[test]
+    fn work_counts_for_its_tenant_while_it_runs() {
+        let config = TransportConfig { request_memory: 1600, message_bytes: 0, ..TransportConfig::default() };
+        let memory = BodyMemory::new(&config);
+        let reservation = |tenant: &str| Reservation::new(Arc::clone(&memory), tenant.into());
+        let share = memory.tenant_limit / WORK_SHARES;
+        reservation("a")
+            .during(usize::MAX, || {
+                assert_eq!(memory.bytes.held(), (share, 1));
+                reservation("b").during(7, || {
+                    assert_eq!(memory.bytes.held(), (share + 7, 2));
+                    Ok(())
+                })?;
+                // what the tenant holds otherwise
+                let body = reservation("a");
+                body.add(memory.tenant_limit - share).unwrap();
+                let refused = reservation("a").during(share, || Ok(()));
+                assert!(matches!(refused, Err(Error::QueueFull { .. })));
+                reservation("b").during(share, || Ok(()))
+            })
+            .unwrap();
+        assert!(reservation("a").during(9, || Err::<(), _>(Error::Cancelled)).is_err());
+        assert_eq!(memory.bytes.held(), (0, 0));
     }
 
     #[test]

@@ -67,6 +67,9 @@ fn limits_of_a_check_are_kept() {
     let strict = CheckRules { threshold: 1000.0, ..CheckRules::default() };
     let none = check(&engine, TEXT, strict).unwrap();
     assert_eq!((none.words.len(), none.compared, none.is_cut), (0, 0, false));
+    // at the beginning of a text even the best continuations of a wrong beginning are improbable
+    let beginning = check(&engine, "Teh goverment did not recieve it.", CheckRules::default()).unwrap();
+    assert_eq!((beginning.words.len(), beginning.words[0].alternatives[0].text.as_str()), (3, "The"));
     let correct = "The government of the United States did not receive the President in the year 1999.";
     assert_eq!(check(&engine, correct, CheckRules::default()).unwrap().words, []);
     for text in ["\n", "a", "1999", "'", "x_y \u{301}\u{301} \u{ffff}"] {

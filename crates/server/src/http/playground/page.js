@@ -117,6 +117,9 @@ at("forget").addEventListener("click", () => writeHistory([]));
 at("link").addEventListener("click", () => copyLink("tab-race"));
 at("summary-link").addEventListener("click", () => copyLink("tab-summarize"));
 at("edit-link").addEventListener("click", () => copyLink("tab-edit"));
+for (const line of document.querySelectorAll(".needs")) {
+  line.append(" ", copyButton("Copy", () => line.querySelector("code").textContent.replace(/\s+/g, " ")));
+}
 at("summary-copy").replaceWith(Object.assign(copyButton("Copy", () => at("summary").textContent), { id: "summary-copy" }));
 at("key").addEventListener("change", () => (chosen() === editing ? editing.restart(edit) : chosen().run(models)));
 document.addEventListener("click", (event) => {

@@ -276,7 +276,7 @@ async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<Reque
         let stats = stats.get_mut(workload).ok_or_else(|| Error::Internal(format!("no workload {workload}")))?;
         match scheduled.measured {
             true => stats.record(&timer, &outcome, total, good),
-            false => stats.record_rest(&timer),
+            false => stats.record_rest(&timer, good),
         }
     }
     Ok(outcome)

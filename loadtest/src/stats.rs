@@ -193,9 +193,10 @@ impl RequestStats {
     }
 
     /// Records the keystrokes of a session that began in the warm-up and completed after it.
-    pub fn record_rest(&mut self, timer: &ClientTimer) {
+    pub fn record_rest(&mut self, timer: &ClientTimer, good: bool) {
         self.outcomes.measured += 1;
         self.outcomes.well += 1;
+        self.good += u64::from(good);
         timer.edits.iter().for_each(|edits| self.record_edits(edits));
     }
 

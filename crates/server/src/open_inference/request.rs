@@ -116,8 +116,7 @@ impl InferRequest {
         let deadline = deadline(&request.parameters)?;
         // The tensor replaces the request's parameters for the model.
         let tensor = inputs.text(SAMPLING_PARAMETERS);
-        let mut fields =
-            tensor.map_or_else(|| Ok(parameters(request.parameters)), |text| sampling_parameters(&text))?;
+        let mut fields = tensor.map_or_else(|| parameters(request.parameters), |text| sampling_parameters(&text))?;
         parse_texts(&mut fields);
         let fields_have_priority = fields.get(PRIORITY).is_some();
         let echo = inputs.flag(EXCLUDE_INPUT).map_or(!stream, |exclude| !exclude);
@@ -199,13 +198,15 @@ fn sampling_parameters(text: &str) -> Result<Map<String, Value>> {
     })
 }
 
-/// Returns the parameters of a request that are for the model.
-fn parameters(all: HashMap<String, InferParameter>) -> Map<String, Value> {
+/// Returns the parameters of a request that are for the model. The tensor `sampling_parameters` may be one of them.
+fn parameters(all: HashMap<String, InferParameter>) -> Result<Map<String, Value>> {
+    let choice = all.get(SAMPLING_PARAMETERS).and_then(|parameter| parameter.parameter_choice.as_ref());
+    if let Some(ParameterChoice::StringParam(text)) = choice {
+        return sampling_parameters(text);
+    }
     let is_for_server = |name: &str| name.starts_with("triton_") || [PRIORITY, TIMEOUT].contains(&name);
-    all.into_iter()
-        .filter(|(name, _)| !is_for_server(name))
-        .filter_map(|(name, parameter)| Some((name, value(parameter.parameter_choice?))))
-        .collect()
+    let own = all.into_iter().filter(|(name, _)| !is_for_server(name));
+    Ok(own.filter_map(|(name, parameter)| Some((name, value(parameter.parameter_choice?)))).collect())
 }
 
 fn value(parameter: ParameterChoice) -> Value {

@@ -263,12 +263,13 @@ impl JobEvents {
 
     /// Polls for the next event, or the error that ends the job. After the end there is only an error.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event>> {
-        // Polled first, so that the shutdown also ends a job that always has an event ready.
-        if self.permit.ending().is_cancelled() || self.ended.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(draining_error()));
-        }
         let broken = || Err(Error::Internal("the engine dropped a job without a final event".into()));
-        let event = std::task::ready!(self.events.poll_recv(cx)).unwrap_or_else(broken);
+        let event = match self.events.poll_recv(cx) {
+            Poll::Pending => return self.ended.as_mut().poll(cx).map(|()| Err(draining_error())),
+            // The shutdown also ends a job that always has an event ready.
+            Poll::Ready(_) if self.permit.ending().is_cancelled() => return Poll::Ready(Err(draining_error())),
+            Poll::Ready(event) => event.unwrap_or_else(broken),
+        };
         let done = match &event {
             Ok(Event::Finished { usage, timing, .. }) => Some((usage, timing)),
             Ok(Event::Document(DocumentEvent::Summarized(summary))) => Some((&summary.usage, &summary.timing)),
@@ -334,11 +335,13 @@ impl<E: MessageEncoder> ResponseStream<E> {
             match events.poll(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(event)) => {
-                    let last = is_last(&event);
-                    let encoder = &mut self.encoder;
-                    self.span.in_scope(|| encoder.push(event));
-                    if last {
+                    // Only the last event is logged, and to enter the span takes as long as to push characters.
+                    if is_last(&event) {
+                        let encoder = &mut self.encoder;
+                        self.span.in_scope(|| encoder.push(event));
                         self.end();
+                    } else {
+                        self.encoder.push(event);
                     }
                 }
                 Poll::Ready(Err(error)) => {

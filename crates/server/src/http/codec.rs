@@ -7,7 +7,7 @@ use crate::{
     grpc::{request_parts::RequestParts, response::log_rejection},
     http::{
         error::ApiError,
-        response::{self, EventSource},
+        response::{self, EventSource, event_line},
         state::{ApiState, BYTES},
     },
     middleware::{
@@ -17,7 +17,7 @@ use crate::{
 };
 use axum::{
     Extension,
-    body::Body,
+    body::{Body, Bytes},
     extract::{Request, State},
     http::{Uri, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
@@ -348,8 +348,8 @@ impl EventSource for CodecEvents {
         Poll::Ready(output.map(|output| output.map(output_json)))
     }
 
-    fn event(&mut self, event: Value) -> Option<Value> {
-        Some(event)
+    fn event(&mut self, event: Value) -> Option<Bytes> {
+        Some(event_line(&event))
     }
 
     fn is_complete(&self) -> bool {

@@ -7,7 +7,7 @@ use crate::{
     completion_request::{CompletionRequest, Names, Path, Surface, parse_json},
     http::{
         error::ApiError,
-        response::{self, Choice, Completion, CompletionHead, TokenCounts},
+        response::{self, Choice, Completion, CompletionHead, SentChoice, TokenCounts},
         state::{ApiState, JSON},
         summaries,
     },
@@ -126,7 +126,7 @@ impl Completion for Generations {
         }
     }
 
-    fn take_choices(&mut self, index: usize) -> Vec<Value> {
+    fn take_choices(&mut self, index: usize) -> Vec<SentChoice> {
         self.choices.get_mut(index).map(Choice::take_output).into_iter().collect()
     }
 

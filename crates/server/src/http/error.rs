@@ -10,6 +10,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 use tonic::Code;
 use weir_kernels::error::{self, Error};
@@ -152,9 +153,9 @@ impl ApiError {
 }
 
 /// The body of a response in JSON.
-pub(crate) struct Json(pub(crate) Value);
+pub(crate) struct Json<T = Value>(pub(crate) T);
 
-impl IntoResponse for Json {
+impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
         ([(header::CONTENT_TYPE, "application/json")], json_text(&self.0)).into_response()
     }
@@ -162,12 +163,17 @@ impl IntoResponse for Json {
 
 /// Returns a value as JSON, which has no line break. Some clients of server-sent events, such as Python's `splitlines`, also break
 /// lines at these characters.
-pub(crate) fn json_text(value: &Value) -> String {
+pub(crate) fn json_text(value: &impl Serialize) -> String {
+    // Nothing fails: all keys are texts.
+    let json = serde_json::to_string(value).unwrap_or_default();
+    if json.is_ascii() {
+        return json;
+    }
     let escaped = |json: String, character: char| match json.contains(character) {
         true => json.replace(character, &format!("\\u{:04x}", u32::from(character))),
         false => json,
     };
-    ['\u{85}', '\u{2028}', '\u{2029}'].into_iter().fold(value.to_string(), escaped)
+    ['\u{85}', '\u{2028}', '\u{2029}'].into_iter().fold(json, escaped)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::{
     completion_request::{CompletionRequest, Names, Path, Surface},
     http::{
         error::{ApiError, Json},
-        response::{self, Completion, CompletionHead, EventSource},
+        response::{self, Completion, CompletionHead, EventSource, SentChoice, event_line},
         state::{ApiState, JSON, Summarized},
     },
     middleware::limits::{CollectedSize, GuardedBody},
@@ -14,7 +14,7 @@ use crate::{
 };
 use axum::{
     Extension,
-    body::Body,
+    body::{Body, Bytes},
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
@@ -170,9 +170,9 @@ impl EventSource for SummaryEvents {
         Pin::new(&mut self.messages).poll_next(cx)
     }
 
-    fn event(&mut self, message: SummarizeResponse) -> Option<Value> {
+    fn event(&mut self, message: SummarizeResponse) -> Option<Bytes> {
         self.is_complete |= matches!(message.event, Some(Event::Finished(_)));
-        message.event.as_ref().map(event_json)
+        message.event.as_ref().map(|event| event_line(&event_json(event)))
     }
 
     fn names(&self) -> Names {
@@ -467,12 +467,19 @@ impl Completion for SummaryCompletion {
         }
     }
 
-    fn take_choices(&mut self, index: usize) -> Vec<Value> {
+    fn take_choices(&mut self, index: usize) -> Vec<SentChoice> {
         let first = index * self.n;
         let Some(prompt) = self.prompts.get_mut(index) else { return Vec::new() };
         let mut text = std::mem::take(&mut prompt.text);
-        let choice = |index: usize, text: &str, reason: Option<&str>, stop: Option<&str>| json!({ "index": index, "text": text, "logprobs": null, "finish_reason": reason, "stop_reason": stop });
-        let Some(finished) = prompt.finished.take() else { return vec![choice(first, &text, None, None)] };
+        let choice = |index: usize, text: String, finish_reason: Option<&'static str>, stop: Option<&str>| SentChoice {
+            index,
+            text,
+            logprobs: None,
+            finish_reason,
+            stop_reason: stop.map(str::to_owned),
+            weir: None,
+        };
+        let Some(finished) = prompt.finished.take() else { return vec![choice(first, text, None, None)] };
         let mut choices = Vec::new();
         for (rank, hypothesis) in finished.hypotheses.iter().enumerate() {
             let stopped = self.stops.find(&hypothesis.ids);
@@ -483,17 +490,17 @@ impl Completion for SummaryCompletion {
             let sent = if rank == 0 { prompt.released } else { 0 };
             let rest = hypothesis.text.get(sent..end).unwrap_or_default();
             let own = if rank == 0 { std::mem::take(&mut text) + rest } else { rest.to_owned() };
-            choices.push(choice(first + rank, &own, Some(reason), stopped.map(|stopped| stopped.stop)));
+            choices.push(choice(first + rank, own, Some(reason), stopped.map(|stopped| stopped.stop)));
         }
         if choices.is_empty() {
-            choices.push(choice(first, &text, Some("length"), None));
+            choices.push(choice(first, text, Some("length"), None));
         }
         let mut fields = finished_fields(&finished);
         ["reason", "hypotheses"].iter().for_each(|name| drop(fields.remove(*name)));
         for (rank, (choice, hypothesis)) in choices.iter_mut().zip(&finished.hypotheses).enumerate() {
             let mut weir = if rank == 0 { std::mem::take(&mut fields) } else { Default::default() };
             weir.insert("score".into(), hypothesis.score.into());
-            choice["weir"] = weir.into();
+            choice.weir = Some(weir.into());
         }
         choices
     }

@@ -712,6 +712,32 @@ fn idle_threads_use_no_time_and_wake_for_the_next_job() {
     }
 }
 
+/// While the system clears memory for a prompt, all streams wait.
+#[cfg(target_os = "linux")]
+#[test]
+fn prompts_of_a_warm_server_take_no_new_memory() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
+    let server = Server::of(&[model], &["--cache-memory", "0"]);
+    let threads = fs::read_dir(format!("/proc/{}/task", server.program.id())).unwrap();
+    let worker = threads
+        .map(|thread| thread.unwrap().path())
+        .find(|thread| fs::read_to_string(thread.join("comm")).unwrap().starts_with("weir-hourglass"))
+        .unwrap();
+    // the eighth field after the name
+    let faults = || -> u64 {
+        let stat = fs::read_to_string(worker.join("stat")).unwrap();
+        stat.rsplit(')').next().unwrap().split_whitespace().nth(7).unwrap().parse().unwrap()
+    };
+    let body = json!({ "prompt": "the river ".repeat(60), "max_tokens": 32 }).to_string();
+    let ask = || http(&server.http(), "POST /v1/completions", "content-type: application/json\r\n", &body);
+    (0..4).for_each(|_| assert_eq!(ask().0, 200));
+    let before = faults();
+    (0..16).for_each(|_| assert_eq!(ask().0, 200));
+    let taken = faults() - before;
+    // the outputs of one chunk are 64 pages
+    assert!(taken < 16 * 16, "{taken} pages");
+}
+
 /// Calls at the same time, each with 4 MiB of text.
 const CALLS: usize = 24;
 

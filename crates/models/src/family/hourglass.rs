@@ -885,9 +885,35 @@ pub struct Work {
     wanted: Vec<usize>,
     chosen: Vec<usize>,
     head: HeadWork,
+    /// Buffers for the pre stack's outputs of the next prompts' chunks, empty.
+    outputs: Vec<Vec<f32>>,
 }
 
+/// Maximum floats of the outputs in flight for which a sequence keeps its own buffer.
+const OWN_OUTPUTS: usize = 1 << 13;
+
+/// Maximum buffers that wait for the next prompt.
+const SPARE_OUTPUTS: usize = 4;
+
 impl Work {
+    /// Makes room for `floats` floats in a sequence's buffer of outputs, which is empty. Those of a prompt's chunk go from one sequence to
+    /// the next: the system would clear the memory of a new buffer.
+    fn take_outputs(&mut self, buffer: &mut Vec<f32>, floats: usize) {
+        if floats > OWN_OUTPUTS
+            && let Some(spare) = self.outputs.pop()
+        {
+            *buffer = spare;
+        }
+        buffer.reserve_exact(floats);
+    }
+
+    /// Takes a prompt's buffer back.
+    fn keep_outputs(&mut self, buffer: &mut Vec<f32>) {
+        if buffer.capacity() > OWN_OUTPUTS && self.outputs.len() < SPARE_OUTPUTS {
+            self.outputs.push(std::mem::take(buffer));
+        }
+    }
+
     fn show(&mut self, stage: HourglassStage) {
         watch(&mut self.watcher, stage, &self.batch.positions, &self.batch.x);
     }
@@ -1128,7 +1154,12 @@ impl Hourglass {
         for &index in which {
             let row = &mut rows[index];
             parts::start_feed(&self.card, row, state_ref::<HourglassState>(&*row.state)?.is_ready())?;
-            state(rows, index)?.start_feed();
+            let floats = row.feed.len() * self.head.inputs();
+            let state = state(rows, index)?;
+            state.start_feed();
+            if state.pooled.is_some() && state.hidden.capacity() < floats {
+                work.take_outputs(&mut state.hidden, floats);
+            }
         }
         if let Some(entropy_model) = self.entropy_model.as_deref().filter(|_| !which.is_empty()) {
             work.entropy_model.step(entropy_model, rows, which)?;
@@ -1386,6 +1417,7 @@ fn gather_wanted(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> 
         let unwanted = state.hidden.len() / kept.max(1) * kept.saturating_sub(wanted);
         work.head.wanted.extend_from_slice(state.hidden.get(unwanted..).unwrap_or_default());
         state.hidden.clear();
+        work.keep_outputs(&mut state.hidden);
     }
     Ok(())
 }

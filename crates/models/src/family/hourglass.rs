@@ -885,7 +885,7 @@ pub struct Work {
     wanted: Vec<usize>,
     chosen: Vec<usize>,
     head: HeadWork,
-    /// Buffers for the pre stack's outputs of the next prompts' chunks, empty.
+    /// Buffers for the outputs of the next prompts' chunks, empty.
     outputs: Vec<Vec<f32>>,
 }
 
@@ -893,23 +893,22 @@ pub struct Work {
 const OWN_OUTPUTS: usize = 1 << 13;
 
 /// Maximum buffers that wait for the next prompt.
-const SPARE_OUTPUTS: usize = 4;
+const SPARE_OUTPUTS: usize = 8;
 
 impl Work {
-    /// Makes room for `floats` floats in a sequence's buffer of outputs, which is empty. Those of a prompt's chunk go from one sequence to
-    /// the next: the system would clear the memory of a new buffer.
-    fn take_outputs(&mut self, buffer: &mut Vec<f32>, floats: usize) {
-        if floats > OWN_OUTPUTS
+    /// Gives an earlier prompt's buffer to a sequence, in place of its own empty one: the system would clear the memory of a new one.
+    fn take_outputs(&mut self, buffer: &mut Vec<f32>) {
+        if buffer.capacity() <= OWN_OUTPUTS
             && let Some(spare) = self.outputs.pop()
         {
             *buffer = spare;
         }
-        buffer.reserve_exact(floats);
     }
 
-    /// Takes a prompt's buffer back.
+    /// Takes the buffer of a prompt that is finished back.
     fn keep_outputs(&mut self, buffer: &mut Vec<f32>) {
         if buffer.capacity() > OWN_OUTPUTS && self.outputs.len() < SPARE_OUTPUTS {
+            buffer.clear();
             self.outputs.push(std::mem::take(buffer));
         }
     }
@@ -1157,8 +1156,12 @@ impl Hourglass {
             let floats = row.feed.len() * self.head.inputs();
             let state = state(rows, index)?;
             state.start_feed();
-            if state.pooled.is_some() && state.hidden.capacity() < floats {
-                work.take_outputs(&mut state.hidden, floats);
+            if let Some(pooled) = &mut state.pooled {
+                if floats > OWN_OUTPUTS {
+                    let buffers = [&mut state.hidden, &mut pooled.closed_vectors, &mut pooled.middle_outputs];
+                    buffers.into_iter().for_each(|buffer| work.take_outputs(buffer));
+                }
+                state.hidden.reserve_exact(floats);
             }
         }
         if let Some(entropy_model) = self.entropy_model.as_deref().filter(|_| !which.is_empty()) {
@@ -1418,6 +1421,10 @@ fn gather_wanted(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> 
         work.head.wanted.extend_from_slice(state.hidden.get(unwanted..).unwrap_or_default());
         state.hidden.clear();
         work.keep_outputs(&mut state.hidden);
+        if let Some(pooled) = &mut state.pooled {
+            work.keep_outputs(&mut pooled.closed_vectors);
+            work.keep_outputs(&mut pooled.middle_outputs);
+        }
     }
     Ok(())
 }

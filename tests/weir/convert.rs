@@ -260,7 +260,7 @@ fn malicious_pickles_are_refused() {
     const PREDICTOR: &str = "boundary_predictor.boundary_predictor.2.bias";
     let name = "expected a name that training checkpoints need, found";
     let unknown = format!("data.pkl byte 17: {name}");
-    let floats = "r_w_bias: expected floats of 16, 32 or 64 bits, found";
+    let floats = "word_emb.weight: expected floats of 16, 32 or 64 bits, found";
     let inserted = |code: &[u8]| patched(START, &[START, code].concat());
     let cases = [
         (patched(NAMESPACE, b"cos\nsystem\n"), format!("{unknown} os.system")),

@@ -302,7 +302,8 @@ fn torch_file_of(tensors: &Tensors, builder: &str) -> Vec<u8> {
         text(&mut pickle, name);
         pickle.extend(format!("c{builder}\n((").into_bytes());
         text(&mut pickle, "storage");
-        pickle.extend(b"ctorch\nFloatStorage\n");
+        let class = if name.starts_with("integers") { "Long" } else { "Float" };
+        pickle.extend(format!("ctorch\n{class}Storage\n").into_bytes());
         text(&mut pickle, &key.to_string());
         text(&mut pickle, "cpu");
         number(&mut pickle, data.len() / 4);
@@ -490,12 +491,14 @@ fn pickled_tensors_that_no_model_has_are_ignored() {
     let expected = load(&golden_data("t5").join("t5_v11"), &settings()).unwrap().card().parameters;
     let mut all = tensors("t5_v11");
     let extra = all.values().next().unwrap().clone();
+    all.insert("integers".into(), extra.clone());
     all.insert("extra.weight".into(), extra);
     let single = Pickled::single("t5_v11");
     fs::write(single.path().join("pytorch_model.bin"), torch_file(&all)).unwrap();
     let sharded = Pickled::sharded("t5_v11", 2);
     let mut index = sharded.index();
-    all.retain(|name, _| name == "extra.weight" || index["weight_map"][name] == json!(shard(1, 2)));
+    let unused = |name: &str| ["extra.weight", "integers"].contains(&name);
+    all.retain(|name, _| unused(name) || index["weight_map"][name] == json!(shard(1, 2)));
     fs::write(sharded.path().join(shard(1, 2)), torch_file(&all)).unwrap();
     for _ in 0..2 {
         for pickled in [&single, &sharded] {

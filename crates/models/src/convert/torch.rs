@@ -36,7 +36,8 @@ pub(super) struct TorchFile {
 pub(super) struct TorchTensor {
     pub shape: Vec<usize>,
     storage: String,
-    dtype: FileDtype,
+    /// Class of its storage, also one that no model computes with.
+    class: String,
     storage_len: u64,
     offset: u64,
     stride: Vec<u64>,
@@ -86,7 +87,7 @@ impl TorchFile {
         Ok(Self { path: path.to_path_buf(), archive, folder, pickle, allowance: size })
     }
 
-    /// Interprets a value as a tensor; errors name `key`. Fails unless it has floats that lie within its storage.
+    /// Interprets a value as a tensor; errors name `key`. Fails unless its elements lie within its storage.
     pub(super) fn tensor(&self, key: &str, value: &PickleValue) -> Result<TorchTensor> {
         self.describe(value)
             .and_then(TorchTensor::checked)
@@ -104,20 +105,20 @@ impl TorchFile {
                 _ => Err(other("a tensor in a parameter", inner)),
             },
             ("_rebuild_tensor_v2", [storage, offset, size, stride, ..]) => {
-                let (storage, dtype, storage_len) = self.storage(storage)?;
+                let (storage, class, storage_len) = self.storage(storage)?;
                 let offset = natural(offset).ok_or_else(|| other("a storage offset", offset))?;
                 let shape = self.naturals(size).ok_or_else(|| other("a size", size))?;
                 let stride = self.naturals(stride).ok_or_else(|| other("strides", stride))?;
                 let shape = shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<_, _>>();
                 let shape = shape.map_err(|_| other("a size", size))?;
-                Ok(TorchTensor { shape, storage, dtype, storage_len, offset, stride })
+                Ok(TorchTensor { shape, storage, class, storage_len, offset, stride })
             }
             _ => Err(other("a tensor", value)),
         }
     }
 
-    /// Returns key, type and length of a storage: `("storage", torch.FloatStorage, "0", "cpu", 32)`.
-    fn storage(&self, value: &PickleValue) -> Result<(String, FileDtype, u64), (String, String)> {
+    /// Returns key, class and length of a storage: `("storage", torch.FloatStorage, "0", "cpu", 32)`.
+    fn storage(&self, value: &PickleValue) -> Result<(String, String, u64), (String, String)> {
         let pickle = &self.pickle;
         let wrong = |expected: &str, found: String| Err((expected.to_owned(), found));
         let Some(Object::Persistent(id)) = pickle.object(value) else {
@@ -128,11 +129,8 @@ impl TorchFile {
                 let Some(Object::Global("torch", class)) = pickle.object(class) else {
                     return wrong("a storage class", pickle.describe(class));
                 };
-                let Some(dtype) = storage_dtype(class) else {
-                    return wrong("floats of 16, 32 or 64 bits", format!("torch.{class}"));
-                };
                 match natural(len) {
-                    Some(len) => Ok((key.to_string(), dtype, len)),
+                    Some(len) => Ok((key.to_string(), (*class).to_owned(), len)),
                     None => wrong("a storage's length", pickle.describe(len)),
                 }
             }
@@ -150,17 +148,21 @@ impl TorchFile {
         elements.iter().map(natural).collect()
     }
 
-    /// Reads a tensor's elements, row-major. Fails if its storage is missing or of another length, or a number is not finite.
+    /// Reads a tensor's elements, row-major. Fails if its storage is missing, of another length or not of floats, or a number is not
+    /// finite.
     pub(super) fn read(&mut self, key: &str, tensor: &TorchTensor) -> Result<Vec<f32>> {
         let name = format!("{}/data/{}", self.folder, tensor.storage);
         let wrong = |expected: String, found: String| Err(Error::checkpoint(&self.path, key, expected, found));
+        let Some(dtype) = storage_dtype(&tensor.class) else {
+            return wrong("floats of 16, 32 or 64 bits".into(), format!("torch.{}", tensor.class));
+        };
         let Some(index) = self.archive.index_for_name(&name) else {
             return wrong(format!("its storage {name} in the archive"), "none".into());
         };
         let mut entry = self.archive.by_index(index).map_err(|error| zip_error(&self.path, &name, error))?;
-        let stated = tensor.storage_len.checked_mul(tensor.dtype.bytes() as u64);
+        let stated = tensor.storage_len.checked_mul(dtype.bytes() as u64);
         if entry.compression() != CompressionMethod::Stored || Some(entry.size()) != stated {
-            let expected = format!("{} numbers of {} bytes, not compressed", tensor.storage_len, tensor.dtype.bytes());
+            let expected = format!("{} numbers of {} bytes, not compressed", tensor.storage_len, dtype.bytes());
             return wrong(expected, format!("{} bytes, {:?}", entry.size(), entry.compression()));
         }
         let span = tensor.span();
@@ -168,7 +170,7 @@ impl TorchFile {
             return wrong("at most as many numbers as the file has bytes".into(), "more, shared many times".into());
         };
         self.allowance = rest;
-        let skipped = tensor.offset * tensor.dtype.bytes() as u64;
+        let skipped = tensor.offset * dtype.bytes() as u64;
         let io = |error: std::io::Error| match error.kind() {
             ErrorKind::UnexpectedEof => {
                 Error::checkpoint(&self.path, key, format!("all of {name}"), "the end of the file")
@@ -177,12 +179,12 @@ impl TorchFile {
         };
         std::io::copy(&mut entry.by_ref().take(skipped), &mut std::io::sink()).map_err(io)?;
         let mut numbers = Vec::new();
-        let mut chunk = vec![0; (1 << 17) * tensor.dtype.bytes()];
+        let mut chunk = vec![0; (1 << 17) * dtype.bytes()];
         while (numbers.len() as u64) < span {
             let left = (span - numbers.len() as u64).min(1 << 17) as usize;
-            let part = chunk.get_mut(..left * tensor.dtype.bytes()).unwrap_or_default();
+            let part = chunk.get_mut(..left * dtype.bytes()).unwrap_or_default();
             entry.read_exact(part).map_err(io)?;
-            tensor.dtype.widen(part, &mut numbers);
+            dtype.widen(part, &mut numbers);
         }
         let numbers = tensor.gather(numbers);
         check_finite(&self.path, key, 0, &numbers)?;
@@ -345,7 +347,7 @@ pub(super) struct TorchTensors {
 }
 
 impl TorchTensors {
-    /// Finds the tensors of the dict under `key`; errors name `file`. Fails for anything but a dict of float tensors.
+    /// Finds the tensors of the dict under `key`; errors name `file`. Fails for anything but a dict of tensors.
     pub(super) fn find(torch: &TorchFile, key: &str, file: &Path) -> Result<Self> {
         let state = torch.pickle.item(&torch.pickle.root, key);
         Self::in_dict(torch, state, key, file)

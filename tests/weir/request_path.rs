@@ -41,7 +41,7 @@ const CHOSEN: [(&str, &str); 4] = [
 
 /// What a plain `Generate` does not reach: functions, and types and variants of which it has no value. Each line has the path before
 /// one or several names.
-const NOT_TAKEN: [(&str, &str); 26] = [
+const NOT_TAKEN: [(&str, &str); 27] = [
     // the call succeeds
     ("weir_server::status", "status"),
     ("weir_server::middleware::observe::RefusalLog", "record_status"),
@@ -69,6 +69,7 @@ const NOT_TAKEN: [(&str, &str); 26] = [
     ("weir_models::nn::boundary", "Learned"),
     // the text may have any form
     ("weir_engine::engine::Handle", "compile"),
+    ("weir_server::grpc::generation", "compile"),
     ("weir_engine::constraint", "ConstraintCompiler CompiledConstraint ConstraintMatcher shared_lengths"),
     // the prompt is a text, not ids, and the request wants no log-probabilities
     ("weir_models::text::stream_tokenizer", "TextCounter"),

@@ -208,24 +208,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_of_this_process_conflict_with_a_server() {
-        let error = |arguments: &[&str]| {
-            let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
-            parse(&arguments).err().map(|error| error.to_string())
-        };
-        let served = ["weir", "score", "--server", "h:1", "--text", "a"];
-        for flag in
-            ["--threads=2", "--dtype=bf16", "--max-symbols=9", "--device=cpu", "--chunk=3", "--mode=full", "--logits=f"]
-        {
-            let message = error(&[&served[..], &[flag]].concat()).expect(flag);
-            let name = flag.split('=').next().unwrap();
-            assert!(message.contains(&format!("{name}: expected no value next to --server, found one")), "{message}");
-        }
-        assert_eq!(error(&served), None);
-        assert_eq!(error(&["weir", "score", "--text", "a", "--threads", "2"]), None);
-    }
-
-    #[test]
     fn every_flag_of_this_process_exists() {
         let command = Cli::command();
         let exists =

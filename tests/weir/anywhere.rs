@@ -40,13 +40,6 @@ fn commands_use_the_embedded_model_in_any_folder() {
 }
 
 #[test]
-fn the_embedded_model_is_verified() {
-    let folder = TempDir::new().unwrap();
-    let printed = run(folder.path(), &["verify", "--ids", "3,1,2,0,4,1,0"]).unwrap();
-    assert!(printed.starts_with(&format!("{EMBEDDED}: hourglass")) && printed.ends_with("verified\n"), "{printed}");
-}
-
-#[test]
 fn the_server_starts_in_an_empty_folder() {
     let folder = TempDir::new().unwrap();
     let flags = ["serve", "--listen", ":0", "--http-listen", "localhost:0", "--admin-listen", "127.0.0.1:0"];
@@ -159,33 +152,4 @@ fn models_may_be_named_without_a_flag() {
     expected.sort_unstable();
     assert_eq!(names, expected);
     program.wait_for_line("playground  off; `--http-listen localhost:8000` turns it on");
-}
-
-#[test]
-fn models_are_found_by_name_in_the_data_folder() {
-    let folder = TempDir::new().unwrap();
-    let models = folder.path().join("data/models");
-    fs::create_dir_all(models.join("mine")).unwrap();
-    for name in ["config.json", "model.safetensors"] {
-        fs::copy(converted("whitespaces").join(name), models.join("mine").join(name)).unwrap();
-    }
-    let run = |args: &[&str]| outcome(weir_in(folder.path(), args).env("WEIR_DATA", folder.path().join("data")));
-    run(&["segment", "--model", "mine", "--text", "ab c"]).unwrap();
-    let contents = run(&["inspect", "mine"]).unwrap();
-    assert!(contents.contains(models.join("mine").to_str().unwrap()), "{contents}");
-    run(&["serve", "--check-config", "--model", "mine"]).unwrap();
-    // The error names the argument, and what was tried.
-    for (args, argument) in [
-        (&["segment", "--text", "ab c", "--model", "yours"][..], "--model"),
-        (&["serve", "--check-config", "yours"], "--model"),
-        (&["inspect", "yours"], "DIR"),
-        (&["bench", "compare", "mine", "yours"], "DIR_B"),
-        (&["bench", "decode", "--model", "yours"], "--model"),
-    ] {
-        let error = run(args).unwrap_err();
-        let expected = format!("weir: {argument}: expected one of mine, hourglass-english (embedded), or a folder");
-        assert!(error.starts_with(&expected) && error.contains(models.join("yours").to_str().unwrap()), "{error}");
-    }
-    let measured = run(&["bench", "decode", "--steps", "4", "--batch", "1", "--context", "8", "--json"]).unwrap();
-    assert!(measured.contains("hourglass-english"), "{measured}");
 }

@@ -289,13 +289,6 @@ fn letters_outside_the_vocabulary_are_reported() {
 }
 
 #[test]
-fn the_default_output_is_a_table() {
-    let text = bench("decode --batch 2 --context 40 --steps 30 --model", &[&converted("whitespaces")]).unwrap();
-    let lines: Vec<_> = text.lines().collect();
-    assert!(lines.len() == 2 && lines[0].contains("chars/s") && lines[1].starts_with("whitespaces"), "{text}");
-}
-
-#[test]
 fn a_run_leaves_the_rows_as_they_were() {
     let model = fixture("gumbel");
     let machine = Machine { compute: Compute { isa: Isa::detect(), pool: ThreadPool::new(1).into() } };

@@ -18,36 +18,6 @@ fn ids(count: usize) -> String {
 }
 
 #[test]
-fn generation_stops_at_the_symbol_limit() {
-    let generated = |prompt: usize| {
-        let model = model("whitespaces");
-        let output = run_json(&["generate", "--json", "--model", &model, "--max-symbols", "40", "--ids", &ids(prompt)]);
-        (output["usage"]["generated_chars"].as_u64().unwrap(), output["reason"].as_str().unwrap().to_owned())
-    };
-    assert_eq!(generated(30), (10, "max_chars".into()));
-    assert_eq!(generated(39), (1, "max_chars".into()));
-    assert_eq!(generated(40), (0, "max_context".into()));
-}
-
-#[test]
-fn notes_report_what_the_model_does_not_read_as_given() {
-    let notes = |prompt: &str, stop: &str| {
-        let model = model("whitespaces");
-        let args = ["generate", "--json", "--max-chars", "3", "--model", &model, "--prompt", prompt, "--stop", stop];
-        let output = program(&args).output().unwrap();
-        let usage = serde_json::from_slice::<Value>(&output.stdout).unwrap()["usage"].clone();
-        let printed = String::from_utf8(output.stderr).unwrap();
-        (usage["normalized_chars"].as_u64().unwrap(), printed.trim_end().to_owned())
-    };
-    let (changed, note) = notes("The  City", "\n\n");
-    assert_eq!(changed, 3);
-    for part in ["--prompt: the normaliser text8 changed 3 of 9", "\"the city\"", r#"--stop: "\n\n" never matches"#] {
-        assert!(note.contains(part), "{part} is not in {note}");
-    }
-    assert_eq!(notes("the city", "zq"), (0, String::new()));
-}
-
-#[test]
 fn windowed_scores_equal_those_of_one_pass() {
     let model = model("fixed_sf3");
     let ids = ids(50);
@@ -116,12 +86,6 @@ fn printed(environment: &[(&str, &str)], args: &[&str]) -> (String, String) {
     let [text, notes] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     assert!(output.status.success(), "{args:?}: {notes}");
     (text, notes)
-}
-
-/// Returns stdout of a command that succeeds.
-#[track_caller]
-fn stdout(args: &[&str]) -> String {
-    printed(&[], args).0
 }
 
 /// Runs a command that must fail, with a message that has this part.
@@ -279,22 +243,6 @@ fn summaries_are_those_of_this_process() {
     assert_eq!((&table[1]["source"], &table[1]["documents"]), (&"b".into(), &2.into()), "{table}");
 }
 
-#[test]
-fn a_variable_names_the_server() {
-    let serving = served();
-    let address = serving.server.address.to_string();
-    let segment = ["segment", "--text", "a b"];
-    let served = [("WEIR_SERVER", &*address), ("WEIR_MODEL", "whitespaces"), ("WEIR_DTYPE", "bf16")];
-    assert_eq!(printed(&served, &segment).1, "");
-    // An empty variable runs the model in this process. Neither a server nor a model: the embedded model.
-    let folder = model("whitespaces");
-    for model in [&["--model", &folder][..], &[]] {
-        // The flag is one of a model in this process.
-        let args = [&segment[..], &["--threads", "1"], model].concat();
-        assert_eq!(printed(&[("WEIR_SERVER", "")], &args).1, "");
-    }
-}
-
 /// A name may be left out if exactly one model can answer the call, also where the command asks for the model's description.
 #[test]
 fn one_text_model_next_to_a_summarizer_needs_no_name() {
@@ -321,25 +269,4 @@ fn one_text_model_next_to_a_summarizer_needs_no_name() {
     );
     output(&generate);
     output(&["segment", "--text", "the river"]);
-}
-
-#[test]
-fn completions_and_manual_pages_name_every_command() {
-    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = stdout(&["completions", shell]);
-        assert!(script.contains("summarize") && script.contains("api-key-file"), "{shell}");
-    }
-    let folder = TempDir::new().unwrap();
-    let pages = folder.path().join("new/man1");
-    stdout(&["man", pages.to_str().unwrap()]);
-    let page = |name: &str| fs::read_to_string(pages.join(name)).unwrap();
-    assert!(page("weir.1").contains("weir\\-generate(1)") && page("weir-serve.1").contains("max\\-message\\-bytes"));
-    // Flags have their environment variables and their other names.
-    let generate = page("weir-generate.1");
-    assert!(generate.contains("WEIR_MAX_CHARS") && generate.contains("Other names: \\-\\-max\\-tokens."), "{generate}");
-    assert!(page("weir-serve.1").contains("WEIR_MAX_MESSAGE_BYTES"));
-    let help = stdout(&["serve", "--help"]);
-    for heading in ["Models:", "Scheduling and memory:", "Addresses and limits:", "Operations:", "Access:", "Log:"] {
-        assert!(help.lines().any(|line| line == heading), "{heading}\n{help}");
-    }
 }

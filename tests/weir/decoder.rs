@@ -328,7 +328,9 @@ fn list() -> Vec<(String, Value)> {
     let gpt2 = [("sub_norms", json!(false)), ("activation", json!("gelu-tanh")), ("tied", json!(true))];
     all.push(("gpt-2".into(), config(&learned, &json!("full"), &gpt2)));
     let scaled = [("scale_embedding", json!(true)), ("activation", json!("relu"))];
-    all.push(("scaled".into(), config(&json!("rotary"), &json!({"sliding": {"keys": 3}}), &scaled)));
+    let mut ended = config(&json!("rotary"), &json!({"sliding": {"keys": 3}}), &scaled);
+    ended["vocabulary"] = json!({"bytes": true, "end": 3});
+    all.push(("scaled".into(), ended));
     // Texts begin with a start symbol, which takes the first position and leaves the window like any other symbol.
     for (position_name, position) in &positions {
         for (window_name, window) in &windows {

@@ -378,7 +378,7 @@ fn shipped_shapes_have_the_parameters_in_their_names() {
 }
 
 /// Rows of a table of refused checkpoints: what is read, how its files are changed, and the whole message. A line `given …` holds
-/// for the rows after it: `small` for a checkpoint of [`entries::SMALL_CONFIG`], `shapes/…` for one of models/shapes,
+/// for the rows after it: `small` for a checkpoint of [`entries::SMALL_CONFIG`], `sharded` for one in two files, `shapes/…` for one of models/shapes,
 /// `verify …` for a folder of tests/golden that the second implementation reads, and otherwise such a folder that weir
 /// converts or loads.
 fn refusals(table: &str) -> Vec<(&str, Vec<&str>, &str)> {
@@ -416,6 +416,7 @@ fn apply(folder: &Path, change: &str) {
 fn refusal(given: &str, changes: &[&str]) -> String {
     let folder = match given.strip_prefix("shapes/") {
         _ if given == "small" => valid(),
+        _ if given == "sharded" => sharded(|_, _| {}),
         None => copied(&golden_data(given.trim_start_matches("verify "))),
         Some(name) => {
             let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{name}.json"));
@@ -434,7 +435,7 @@ fn refusal(given: &str, changes: &[&str]) -> String {
         error
     };
     let message = match given.split(['/', ' ']).next().unwrap() {
-        "small" => message(dir),
+        "small" | "sharded" => message(dir),
         "shapes" => {
             Config::read(dir).and_then(|config| blueprint(&config, &dir.join("config.json"))).unwrap_err().to_string()
         }
@@ -470,7 +471,7 @@ fn refused_checkpoints_have_their_messages() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
-    assert!(refusals(&table).len() > 240);
+    assert!(refusals(&table).len() > 250);
 }
 
 /// Runs the fuzz targets of files on their kept corpora, in which inputs that once failed stay.
@@ -572,27 +573,12 @@ fn shards_equal_a_single_file() {
 }
 
 #[test]
-fn malicious_indices_are_rejected() {
-    const FIRST: &str = "model-00001-of-00002.safetensors";
+fn files_next_to_an_index_are_checked() {
     const SECOND: &str = "model-00002-of-00002.safetensors";
     let other_folder = valid();
     let outside = weights_file(&other_folder);
     let after = |change: &dyn Fn(&mut Value, &Path)| message(sharded(change).path());
-    let named = |file: &str| after(&|index, _| index["weight_map"]["head.bias"] = file.into());
-    let plain = "expected the plain name of a .safetensors file in this folder";
     check_messages(&[
-        (named("../model.safetensors"), plain),
-        (named(outside.to_str().unwrap()), plain),
-        (named("sub/model.safetensors"), plain),
-        (named(".."), plain),
-        (named(""), plain),
-        (named("config.json"), plain),
-        (named("././model-00002-of-00002.safetensors"), plain),
-        (
-            named("none.safetensors"),
-            "weight_map.head.bias: expected a file that the folder has, found \"none.safetensors\"",
-        ),
-        (named(FIRST), "head.bias: expected a tensor, found none"),
         (
             after(&|_, dir| {
                 fs::remove_file(dir.join(SECOND)).unwrap();
@@ -601,19 +587,6 @@ fn malicious_indices_are_rejected() {
             }),
             if cfg!(unix) { "not a link out of it" } else { SECOND },
         ),
-        (
-            after(&|index, _| drop(index["weight_map"].as_object_mut().unwrap().remove("head.bias"))),
-            "head.bias: expected a tensor, found none",
-        ),
-        (
-            after(&|index, _| index["weight_map"]["extra"] = FIRST.into()),
-            "extra: expected no tensor of this name, found one",
-        ),
-        (
-            after(&|index, _| index["weight_map"]["head.bias"] = 7.into()),
-            "weight_map.head.bias: expected a string, found 7",
-        ),
-        (after(&|index, _| index["other"] = 7.into()), "other: expected"),
         (
             after(&|_, dir| fs::write(dir.join("model.safetensors"), b"").unwrap()),
             "model.safetensors: the file: expected at least 8 bytes, found an empty file",

@@ -3,7 +3,6 @@
 //! tests of `verify` compare their logits and boundaries with a second implementation; these test entropy models and text.
 
 use crate::{
-    hostile_checkpoints::entries::SMALL_CONFIG,
     process::{weir, weir_json},
     support::{config_error, copied, edit_json, remove_card, settings},
     verify::{changed_copy, check, edit_tensors, run},
@@ -424,10 +423,6 @@ fn shapes_with_segments_and_large_logits_are_verified() {
     }
 }
 
-fn failure(args: &[&str]) -> String {
-    weir(args).unwrap_err()
-}
-
 fn english() -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/english.txt").to_str().unwrap().to_owned()
 }
@@ -455,25 +450,4 @@ fn a_trained_model_guesses_from_ngrams_and_writes_the_same_text() {
     assert_eq!(steps(&drafted) + count("accepted_chars"), steps(&plain));
     let inspected = weir_json(&["inspect", "--json", dir]);
     assert_eq!(inspected["speculates"], true);
-}
-
-/// The text is read in blocks of 1 MiB; a position counts from the beginning of the file.
-#[test]
-fn positions_are_those_of_the_file() {
-    let folder = TempDir::new().unwrap();
-    let config = folder.path().join("config.json");
-    fs::write(&config, SMALL_CONFIG.replace("\" \"", "\"\u{20ac}\"")).unwrap();
-    let model = folder.path().join("model");
-    let dir = model.to_str().unwrap();
-    weir(&["init", "--config", config.to_str().unwrap(), dir]).unwrap();
-    let text = folder.path().join("text");
-    // A character of three bytes lies across the end of the first block.
-    let long = "a".repeat((1 << 20) - 1);
-    let count = long.len() + 5;
-    fs::write(&text, format!("{long}\u{20ac}aaaa\u{e9}")).unwrap();
-    let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
-    assert!(error.contains(&format!("at character {count}")), "{error}");
-    fs::write(&text, [long.as_bytes(), "\u{20ac}".as_bytes(), b"aa\xff"].concat()).unwrap();
-    let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
-    assert!(error.contains(&format!("found other bytes at position {}", long.len() + 5)), "{error}");
 }

@@ -326,7 +326,6 @@ fn wrong_messages_are_answered_and_the_server_goes_on() {
     let malformed = json!({ "capabilities": { "general": { "positionEncodings": "utf-8" } } });
     assert_eq!(client.ask("initialize", malformed)["error"]["code"], -32602);
     assert!(client.ask("initialize", json!({ "capabilities": { "general": null } }))["result"].is_object());
-    assert_eq!(client.ask("initialize", json!({ "capabilities": {} }))["error"]["code"], -32600);
     assert_eq!(inserted(&client.ask(INLINE, at("a", 0, 0))), [""; 0]);
     for (body, code) in
         [("{\"id\": 1", -32700), ("\u{1}", -32700), ("", -32700), ("[]", -32600), ("{\"id\": [1]}", -32600)]
@@ -335,15 +334,6 @@ fn wrong_messages_are_answered_and_the_server_goes_on() {
         let answer = client.wait_for(body, |message| message["error"]["code"] == code);
         assert_eq!(answer.get("id"), Some(&Value::Null), "{answer}");
     }
-    client.send_raw(frame("{\"id\": \"a\", \"method\": null}").as_bytes());
-    assert_eq!(client.wait_for("a", |message| message["id"] == "a")["error"]["code"], -32600);
-    assert_eq!(client.ask("textDocument/hover", at("a", 0, 0))["error"]["code"], -32601);
-    for params in [json!(null), json!([]), json!({ "textDocument": { "uri": 1 } }), at("a", 0, 0)["position"].clone()] {
-        let answer = client.ask("textDocument/completion", params);
-        assert_eq!(answer["error"]["code"], -32602, "{answer}");
-    }
-    let negative = json!({ "textDocument": { "uri": "a" }, "position": { "line": -1, "character": 0 } });
-    assert_eq!(client.ask(INLINE, negative)["error"]["code"], -32602);
     // A change that cannot be read leaves the document out, and unknown notices are ignored.
     client.open("a", "the river");
     client.notify("textDocument/didChange", json!({ "textDocument": { "uri": "a" }, "contentChanges": 7 }));
@@ -360,7 +350,6 @@ fn wrong_messages_are_answered_and_the_server_goes_on() {
     client.change("unknown", &[change([0, 0], [0, 0], "a")]);
     assert_eq!(inserted(&client.ask(INLINE, at("a", 0, 9))).len(), 3);
     assert_eq!(client.ask("shutdown", json!(null))["result"], json!(null));
-    assert_eq!(client.ask(INLINE, at("a", 0, 9))["error"]["code"], -32600);
     client.notify("exit", json!(null));
     let (code, errors) = client.ended();
     assert!(code == Some(0) && errors.contains("weir: expected JSON"), "{code:?}: {errors}");

@@ -348,15 +348,6 @@ async fn draining_encrypted_connections_has_a_limit() {
     server.program.wait_for_part("the limit for draining has passed");
 }
 
-#[tokio::test]
-async fn commands_reach_a_server_behind_tls() {
-    let (certificates, server, _, stream) = started(&[]).await;
-    drop(stream);
-    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(|name| certificates.name(name));
-    let address = format!("https://{}", server.address);
-    weir(&["health", &address, "--tls-ca", &ca, "--tls-client-cert", &cert, "--tls-client-key", &key]).unwrap();
-}
-
 /// A server that is busy for a moment accepts the connections of that moment afterwards.
 #[cfg(target_os = "linux")]
 #[tokio::test]

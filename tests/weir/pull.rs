@@ -2,7 +2,6 @@
 
 use crate::{
     process::{outcome, program, weir_json},
-    support::{copied, remove_card},
     *,
 };
 use std::{io::BufRead, net::TcpListener};
@@ -69,67 +68,6 @@ fn small() -> PathBuf {
 
 fn digest(folder: &Path) -> String {
     weir_json(&["inspect", "--json", folder.to_str().unwrap()])["sha256"].as_str().unwrap().to_owned()
-}
-
-#[test]
-fn a_folder_is_copied_and_found_by_name() {
-    let user = User::new();
-    let sha256 = digest(&small());
-    let source = small();
-    let source = source.to_str().unwrap();
-    let printed = user.pull(&[source, "--name", "mine", "--sha256", &sha256]).unwrap();
-    assert!(printed.starts_with("mine: ") && printed.contains(&sha256), "{printed}");
-    assert_eq!(user.names(), ["mine"]);
-    assert_eq!(digest(&user.models().join("mine")), sha256);
-    user.weir(&["segment", "--model", "mine", "--text", "ab c"]).unwrap();
-
-    let error = user.pull(&[source, "--name", "mine"]).unwrap_err();
-    assert!(error.contains("a model of this name exists") && error.contains("--force"), "{error}");
-    user.pull(&[source, "--name", "mine", "--force", "--json"]).unwrap();
-    assert_eq!(user.names(), ["mine"]);
-}
-
-#[test]
-fn wrong_sources_leave_nothing() {
-    let user = User::new();
-    let source = small();
-    let source = source.to_str().unwrap();
-    let other = "0".repeat(64);
-    user.refused(source, &["--sha256", &other], &["sha256 of the weights", &other]);
-    let limit = ["model.safetensors: the file: expected at most ", "--max-pull-bytes"];
-    user.refused(source, &["--max-pull-bytes", "20000"], &limit);
-    user.refused(source, &["--name", "../mine"], &["found \"../mine\""]);
-    user.refused("/no/such/folder", &[], &["expected a checkpoint (a folder with a config.json)"]);
-
-    let changes: [(fn(&Path), &str); 4] = [
-        (
-            |copy| {
-                let escape = r#"{"weight_map": {"a": "../../secret.safetensors"}}"#;
-                fs::remove_file(copy.join("model.safetensors")).unwrap();
-                fs::write(copy.join("model.safetensors.index.json"), escape).unwrap();
-            },
-            "weight_map.a: expected the plain name of a .safetensors file",
-        ),
-        (|copy| fs::write(copy.join("model.safetensors"), [0; 64]).unwrap(), "found zeros at its start"),
-        (
-            |copy| {
-                let weights = copy.join("model.safetensors");
-                fs::remove_file(&weights).unwrap();
-                std::os::unix::fs::symlink(small().join("model.safetensors"), weights).unwrap();
-            },
-            "a link out of it",
-        ),
-        (
-            |copy| fs::write(copy.join("card.json"), r#"{"sha256": "00"}"#).unwrap(),
-            "sha256 of the weights: expected 00, as card.json states",
-        ),
-    ];
-    for (change, expected) in changes {
-        let copy = copied(&small());
-        remove_card(copy.path());
-        change(copy.path());
-        user.refused(copy.path().to_str().unwrap(), &["--name", "x"], &[expected]);
-    }
 }
 
 #[test]

@@ -1567,14 +1567,6 @@ mod tests {
     }
 
     #[test]
-    fn nulls_and_unknown_fields_are_ignored() {
-        let body = r#"{"model": null, "prompt": "a", "max_tokens": null, "logit_bias": null, "stop": null, "n": null,
-            "user": "me", "stream_options": {"include_usage": null, "x": 1}, "new": {"a": [1]}, "suffix": null}"#;
-        let [request] = &requests(body).unwrap()[..] else { panic!() };
-        assert_eq!((request.prompt.as_str(), request.stopping.as_ref().unwrap().max_chars), ("a", None));
-    }
-
-    #[test]
     fn the_default_length_depends_on_the_vocabulary() {
         let length = |body: &str, card: &Card| {
             let mut request = CompletionRequest::parse(body.as_bytes(), Path::Completions).unwrap();

@@ -24,19 +24,6 @@ fn refusals_name_the_option_and_its_limit_and_come_before_the_first_step() {
     assert!(served.stub.answered() == 0, "no request was sent");
 }
 
-/// Every numeric flag takes a negative number as its value, so that the error can name the limit.
-#[test]
-fn negative_numbers_are_values_of_their_flags() {
-    let served = serve(vec![script("a")]);
-    let flags = "concurrency rate threads seed requests max-in-flight prompt-chars output-chars duration timeout wait";
-    let of_run = flags.split_whitespace().map(|flag| ("run", flag));
-    for (command, flag) in of_run.chain([("report", "concurrency"), ("compare", "rounds")]) {
-        let stderr = served.failure(&format!("{command} @ --{flag} -1"));
-        let named = [format!("--{flag}: expected "), format!("invalid value '-1' for '--{flag} <")];
-        assert!(named.iter().any(|named| stderr.contains(named)), "{stderr}");
-    }
-}
-
 #[test]
 fn files_that_are_no_reports_are_named_with_the_place_of_the_error() {
     let served = serve(Vec::new());

@@ -56,15 +56,6 @@ fn the_worst_case_is_limited_by_the_context() {
 }
 
 #[test]
-fn a_request_for_no_characters_succeeds() {
-    let (toy, engine) = started(limits(1, 1));
-    let output = read(engine.submit(plain(0), None).unwrap()).unwrap();
-    assert_eq!((output.characters.len(), output.reason), (0, FinishReason::MaxChars));
-    assert_eq!((output.usage.prompt_chars, output.usage.generated_chars), (1, 0));
-    assert_idle(&toy, &engine);
-}
-
-#[test]
 fn a_generation_has_bounded_work() {
     let (toy, engine) = started(Limits { request_work: 20, ..limits(1, 1) });
     let submit = |prompt: usize, max_chars| engine.submit(Job::Generate(generate(&vec![1; prompt], max_chars)), None);

@@ -325,14 +325,6 @@ async fn admin_calls_need_the_token() {
     assert_eq!(server.states().await, [("first".into(), 1, State::Serving)]);
 }
 
-#[tokio::test]
-async fn without_a_token_there_is_no_admin_service() {
-    let server = crate::wire::Server::new().await;
-    let mut admin = AdminClient::new(server.channel.clone());
-    let status = admin.list_generations(with_token(ListGenerationsRequest {}, TOKEN)).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented);
-}
-
 /// A load in progress ends at once.
 #[tokio::test]
 async fn a_load_does_not_delay_the_shutdown() {

@@ -98,27 +98,6 @@ async fn texts_come_back_and_damaged_data_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_that_cannot_succeed_are_refused() {
-    let (running, _) = served(&converted("whitespaces")).await;
-    let mut client = codec_client(&running);
-    let status = client.compress(tokio_stream::iter(to_compress(CompressOptions::default(), TEXT).split_off(1))).await;
-    assert_eq!(reason(&status.unwrap_err()), "BAD_OPTION");
-    let mut twice = to_compress(CompressOptions::default(), TEXT);
-    twice.push(twice[0].clone());
-    let mut stream = client.compress(tokio_stream::iter(twice)).await.unwrap().into_inner();
-    assert_eq!(reason(&stream.next().await.unwrap().unwrap_err()), "BAD_OPTION");
-    for block_chars in [0, (1 << 20) + 1] {
-        let options = CompressOptions { block_chars: Some(block_chars), ..Default::default() };
-        assert_eq!(reason(&compress(&mut client, options, TEXT).await.unwrap_err()), "BAD_OPTION");
-    }
-    let status = compress(&mut client, CompressOptions::default(), "a Weir").await.unwrap_err();
-    assert!(["UNKNOWN_SYMBOL", "NEEDS_NORMALISER"].contains(&&*reason(&status)), "{status:?}");
-    let (running, _) = served(&checkpoint("pyramidion", "pyramidion")).await;
-    let status = compress(&mut codec_client(&running), CompressOptions::default(), TEXT).await.unwrap_err();
-    assert_refused(&status, Code::FailedPrecondition, "WRONG_KIND_OF_MODEL");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_call_ends_with_its_deadline_and_with_its_client() {
     let (running, engine) = served(&converted("whitespaces")).await;
     let text = TEXT.repeat(4000);

@@ -331,15 +331,6 @@ async fn a_half_closed_session_answers_what_is_in_progress() {
     server.at_rest().await;
 }
 
-#[tokio::test]
-async fn models_without_the_means_are_refused() {
-    let limits = Limits::default();
-    let server = Server::limited(limits).await;
-    let mut session = Session::begin(&server).await.unwrap();
-    let failure = session.refused(Action::Open(v1::OpenDocument::default())).await;
-    assert_eq!((failure.code.as_str(), failure.reason.as_str()), ("FAILED_PRECONDITION", "WRONG_KIND_OF_MODEL"));
-}
-
 const KEY: &str = "a-key-that-alice-has";
 
 /// `KEY` in base64url, as a subprotocol.

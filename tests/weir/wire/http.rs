@@ -16,11 +16,6 @@ impl Reply {
         self.1.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 
-    /// Returns the value of a header.
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
-        self.headers(name).next()
-    }
-
     pub(super) fn json(&self) -> Value {
         serde_json::from_str(&self.2).unwrap_or_else(|_| panic!("{} {}", self.0, self.2))
     }
@@ -116,27 +111,6 @@ fn text(choice: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn a_completion_equals_the_grpc_answer() {
-    let server = Server::new().await;
-    let expected = server.answer(long("ab c", 40)).await.unwrap();
-    let reply = server.post(&json!({ "prompt": "ab c", "max_tokens": 40, "seed": 1, "model": "fake" })).await;
-    assert_eq!(reply.0, 200);
-    let answer = reply.json();
-    let choice = &answer["choices"][0];
-    assert_eq!(text(choice), expected.text());
-    assert_eq!((&choice["finish_reason"], &choice["logprobs"]), (&json!("length"), &Value::Null));
-    assert_eq!((&answer["object"], &answer["model"]), (&json!("text_completion"), &json!("fake")));
-    let usage = &answer["usage"];
-    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(4), &json!(40)));
-    assert_eq!(choice["weir"]["shortening_factor"], json!(expected.finished.usage.unwrap().shortening_factor));
-    let name = answer["id"].as_str().unwrap().strip_prefix("cmpl-").unwrap().to_owned();
-    assert!(reply.1.contains(&format!("x-request-id: {name}")), "{}", reply.1);
-    // The default of a model of characters.
-    assert_eq!(server.post(&json!({ "prompt": "ab c" })).await.json()["usage"]["completion_tokens"], 128);
-    server.at_rest().await;
-}
-
-#[tokio::test]
 async fn a_stream_gives_the_same_text() {
     let server = Server::new().await;
     // The body exceeds one message.
@@ -221,62 +195,6 @@ async fn several_choices_equal_separate_requests() {
     for (index, choice) in choices.iter().enumerate() {
         let own = events.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == index);
         assert_eq!(own.map(text).collect::<String>(), text(choice));
-    }
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn a_prompt_alone_is_scored() {
-    let server = Server::new().await;
-    let body = |tokens: u32| json!({ "prompt": "ab c", "max_tokens": tokens, "echo": true, "logprobs": 2, "seed": 1 });
-    let answer = server.post(&body(0)).await.json();
-    let choice = &answer["choices"][0];
-    assert_eq!((text(choice), &choice["finish_reason"]), ("ab c", &json!("length")));
-    assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&json!(4), &json!(0)));
-    // The logprobs equal those with generated text.
-    let longer = server.post(&body(3)).await.json()["choices"][0]["logprobs"]["token_logprobs"].clone();
-    let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
-    assert_eq!((logprobs.len(), &logprobs[..]), (4, &longer.as_array().unwrap()[..4]));
-    // An empty answer is valid.
-    let empty_answer = server.post(&json!({ "prompt": "ab c", "max_tokens": 0 })).await.json();
-    assert_eq!(text(&empty_answer["choices"][0]), "");
-    server.at_rest().await;
-}
-
-/// A request with this prompt, for these outputs.
-fn request(prompt: &str, outputs: &[&str]) -> Value {
-    json!({
-        "id": "7",
-        "inputs": [
-            { "name": "text_input", "shape": [1], "datatype": "BYTES", "data": [prompt] },
-            { "name": "exclude_input_in_output", "shape": [1, 1], "datatype": "BOOL", "data": [[true]] },
-        ],
-        "parameters": { "max_tokens": 20, "seed": 1, "temperature": 0.5 },
-        "outputs": outputs.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>(),
-    })
-}
-
-#[tokio::test]
-async fn an_inference_equals_a_completion() {
-    let server = Server::of_kind(Kind::Bytes).await;
-    let completion = json!({ "prompt": "ab é", "max_tokens": 20, "seed": 1, "temperature": 0.5 });
-    let expected = server.post(&completion).await.json();
-    let body = request("ab é", &["text_output", "finish_reason", "num_input_tokens", "cumulative_logprob"]);
-    for path in ["/v2/models/fake/infer", "/v2/models/fake/versions/1/infer"] {
-        let reply = server.post_to(path, &body).await;
-        assert_eq!(reply.0, 200, "{}", reply.body());
-        assert!(reply.1.contains("x-request-id: "), "{}", reply.1);
-        let answer = reply.json();
-        assert_eq!(
-            (&answer["id"], &answer["model_name"], &answer["model_version"]),
-            (&json!("7"), &json!("fake"), &json!("1"))
-        );
-        let outputs = answer["outputs"].as_array().unwrap();
-        assert_eq!(outputs.len(), 4);
-        let data = |name: &str| outputs.iter().find(|output| output["name"] == name).unwrap()["data"][0].clone();
-        assert_eq!(data("text_output"), expected["choices"][0]["text"]);
-        assert_eq!((data("finish_reason"), data("num_input_tokens")), (json!("length"), json!(5)));
-        assert!(data("cumulative_logprob").as_f64().unwrap() < 0.0);
     }
     server.at_rest().await;
 }

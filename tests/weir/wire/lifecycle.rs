@@ -343,30 +343,6 @@ async fn limits_and_stop_strings_count_the_resumed_text() {
     server.at_rest().await;
 }
 
-#[tokio::test]
-async fn http_resumes_by_text() {
-    let server = Server::new().await;
-    let body = json!({ "prompt": "ab", "max_tokens": 30, "seed": 4 });
-    let whole = server.post(&body).await.json();
-    let text = whole["choices"][0]["text"].as_str().unwrap();
-    let sent: String = text.chars().take(11).collect();
-    let mut resumed = body.clone();
-    resumed["resume_text"] = sent.clone().into();
-    let rest = server.post(&resumed).await.json();
-    assert_eq!(rest["choices"][0]["text"].as_str().unwrap(), &text[sent.len()..]);
-    for count in ["completion_tokens", "completion_text_chars", "prompt_tokens"] {
-        assert_eq!(rest["usage"][count], whole["usage"][count], "{count}");
-    }
-    assert_eq!(rest["choices"][0]["weir"]["resumed_chars"], 11);
-    for (field, value, named) in [("n", json!(2), "resume_text"), ("seed", json!(null), "seed")] {
-        let mut wrong = resumed.clone();
-        wrong[field] = value;
-        let refused = server.post(&wrong).await;
-        assert_eq!((refused.0, refused.json()["error"]["param"].as_str()), (400, Some(named)), "{}", refused.body());
-    }
-    server.at_rest().await;
-}
-
 /// Trace and span of the caller.
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 

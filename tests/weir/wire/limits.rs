@@ -359,51 +359,28 @@ async fn watches_of_many_callers_leave_room_for_checks() {
     tokio::time::timeout(Duration::from_secs(30), closed).await.unwrap();
 }
 
-/// Each connection has a stream that watches health, for which its client needs no key.
+/// Each connection has a stream that watches health, or a health check that is not read, for which its client needs no key. A closed
+/// connection is opened again. Other clients connect and are served all the while.
 #[tokio::test]
-async fn watches_on_all_connections_leave_some_to_others() {
-    let server = Server::within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
-    let address = server.address;
-    let watch = [
-        connections::beginning(),
-        connections::call(1, WATCH),
-        connections::frame(connections::DATA, 1, 1, &[0, 0, 0, 0, 0]),
-    ];
-    let mut held = Vec::new();
-    for connection in 0..32 {
-        let mut stream = connect_from(3 + connection % 4, address).await.unwrap();
-        stream.write_all(&watch.concat()).await.unwrap();
-        held.push(stream);
-    }
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    segment(channel_from(20, address).await).await.unwrap();
-    drop(held);
-}
-
-/// Each connection has an unread health check, and a closed one is opened again. Other clients connect and are served all the while.
-#[tokio::test]
-async fn checks_that_are_not_read_leave_connections_to_others() {
-    let server = Server::within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
-    let address = server.address;
-    let initial_window_size = [0, 4, 0, 0, 0, 0];
-    let check = [
-        connections::beginning(),
-        connections::frame(connections::SETTINGS, 0, 0, &initial_window_size),
-        connections::call(1, "/grpc.health.v1.Health/Check"),
-        connections::frame(connections::DATA, 1, 1, &[0, 0, 0, 0, 0]),
-    ];
-    let mut held = Vec::new();
-    for turn in 0..6 {
-        for connection in 0..32 {
-            let mut stream = connect_from(3 + connection % 4, address).await.unwrap();
-            // The server may have closed it already in favour of the next one.
-            let _ = stream.write_all(&check.concat()).await;
-            held.push(stream);
+async fn calls_without_a_key_on_all_connections_leave_some_to_others() {
+    let unread = connections::frame(connections::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    for (settings, path) in [(Vec::new(), WATCH), (unread, "/grpc.health.v1.Health/Check")] {
+        let server = Server::within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
+        let address = server.address;
+        let data = connections::frame(connections::DATA, 1, 1, &[0, 0, 0, 0, 0]);
+        let call = [connections::beginning(), settings, connections::call(1, path), data].concat();
+        let mut held = Vec::new();
+        for turn in 0..6 {
+            for connection in 0..32 {
+                let mut stream = connect_from(3 + connection % 4, address).await.unwrap();
+                // The server may have closed it already in favour of the next one.
+                let _ = stream.write_all(&call).await;
+                held.push(stream);
+            }
+            let other = channel_from(20 + turn, address).await;
+            segment(other).await.unwrap();
         }
-        let other = channel_from(20 + turn, address).await;
-        segment(other).await.unwrap();
     }
-    drop(held);
 }
 
 /// Incomplete requests of all connections share `request_memory`.

@@ -49,7 +49,7 @@ use weir_proto::{
     },
     v1::{
         DocumentChunk, FinishReason, SegmentRequest, admin_client::AdminClient, codec_client::CodecClient,
-        document_closed::Reason, edit_request::Action, editing_client::EditingClient, logit_bias::Symbol,
+        document_closed::Reason, edit_request::Action, editing_client::EditingClient,
         score_response::Event as ScoreEvent,
     },
 };
@@ -356,6 +356,9 @@ pub(crate) struct CaseServers {
     summarizer: Summarizer,
     t5: Running,
     keyed: Server,
+    text8: Server,
+    ended: Running,
+    mixed: Running,
     _folder: TempDir,
 }
 
@@ -363,24 +366,34 @@ impl CaseServers {
     pub(crate) async fn start() -> Self {
         let two = [("fake", Kind::Pooled), ("flat", Kind::Vanilla)];
         let folder = t5_shortened(24);
+        let loaded = |folder: &Path| vec![load(folder, &settings()).unwrap()];
+        let started = |models: Vec<Arc<dyn Model>>| {
+            let handles = models.into_iter().map(|model| Handle::start(model, Limits::default()).unwrap());
+            Running::start(handles.collect(), TransportConfig::default())
+        };
         Self {
             fake: Server::new().await,
             two: Server::of(&two, Limits::default(), TransportConfig::default()).await,
             summarizer: Server::summarizing().await,
-            t5: Running::of(load(folder.path(), &settings()).unwrap(), Limits::default(), TransportConfig::default())
-                .await,
+            t5: started(loaded(folder.path())).await,
             keyed: with_keys(Limits::default()).await,
+            text8: Server::of_kind(Kind::Text8).await,
+            ended: started(loaded(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english"))).await,
+            mixed: started(vec![Fake::new("writer", Kind::Pooled) as Arc<dyn Model>, DocumentModel::new()]).await,
             _folder: folder,
         }
     }
 
     pub(crate) fn addresses(&self) -> Vec<(&'static str, String)> {
-        let servers: [(_, _, &Running); 5] = [
+        let servers: [(_, _, &Running); 8] = [
             ("fake", "fake-http", &self.fake),
             ("two", "two-http", &self.two),
             ("summarizer", "summarizer-http", &self.summarizer),
             ("t5", "t5-http", &self.t5),
             ("keyed", "keyed-http", &self.keyed),
+            ("text8", "text8-http", &self.text8),
+            ("ended", "ended-http", &self.ended),
+            ("mixed", "mixed-http", &self.mixed),
         ];
         let both =
             servers.map(|(grpc, http, server)| [(grpc, server.address.to_string()), (http, server.port.to_string())]);
@@ -393,6 +406,7 @@ impl CaseServers {
         self.two.at_rest().await;
         self.summarizer.at_rest().await;
         self.keyed.at_rest().await;
+        self.text8.at_rest().await;
         self.fake.answer(prompt("a")).await.unwrap();
     }
 }

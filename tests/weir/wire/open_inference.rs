@@ -167,33 +167,6 @@ async fn an_answer_equals_that_of_the_own_api() {
     server.at_rest().await;
 }
 
-/// A request without a name is for the model that continues text.
-#[tokio::test]
-async fn the_only_model_that_continues_text_needs_no_name() {
-    let reader = DocumentModel::new();
-    let models = [Fake::new("fake", Kind::Pooled) as Arc<dyn Model>, Arc::clone(&reader) as Arc<dyn Model>];
-    let engines = models.map(|model| Handle::start(model, Limits::default()).unwrap());
-    let engines = Engines::new(engines.to_vec()).unwrap();
-    let running = Running::offering(engines, TransportConfig::default()).await;
-    let mut client = running.inference();
-    let asked = request("", &[text("text_input", "a")]);
-    assert_eq!(client.model_infer(asked.clone()).await.unwrap().into_inner().model_name, "fake");
-    let (mut first, mut streamed) = (asked.clone(), asked);
-    first.model_name = "nobody".into();
-    first.inputs[0].shape = vec![2];
-    streamed.id = "second".into();
-    let mut answers = client.model_stream_infer(tokio_stream::iter([first, streamed])).await.unwrap().into_inner();
-    for _ in 0..2 {
-        let answer = answers.message().await.unwrap().unwrap();
-        match answer.infer_response {
-            Some(response) if response.id == "second" => assert_eq!(response.model_name, "fake"),
-            // An unknown model is reported before a wrong shape.
-            _ => assert!(answer.error_message.contains("model_name: expected one of "), "{}", answer.error_message),
-        }
-    }
-    reader.gate.release();
-}
-
 #[tokio::test]
 async fn keys_and_request_ids_work_as_in_all_calls() {
     let server = with_keys(Limits::default()).await;
@@ -239,19 +212,6 @@ async fn all(server: &Server, request: ModelInferRequest) -> Vec<ModelInferRespo
         responses.push(message.infer_response.unwrap());
     }
     responses
-}
-
-/// Triton's clients send the largest number for no limit.
-#[tokio::test]
-async fn any_timeout_is_accepted() {
-    let server = Server::new().await;
-    for timeout in [1 << 62, u64::MAX] {
-        let mut request = streamed("a", "ab c", 9);
-        let timeout = InferParameter { parameter_choice: Some(ParameterChoice::Uint64Param(timeout)) };
-        request.parameters.insert("timeout".into(), timeout);
-        let text: String = all(&server, request).await.iter().map(|response| words(response, "text_output")).collect();
-        assert_eq!(text.chars().count(), 9);
-    }
 }
 
 #[tokio::test]

@@ -183,23 +183,6 @@ async fn long_messages_are_decompressed_by_workers() {
     server.at_rest().await;
 }
 
-/// A text of megabytes that normalises to a few symbols is refused after a bounded number of bytes.
-#[tokio::test]
-async fn texts_are_refused_by_bytes() {
-    let server = with_workers(2).await;
-    for text in ["\u{301}", "\u{fdfa}"] {
-        let prompt = format!("a{}", text.repeat(1 << 20));
-        let request = v1::GenerateRequest { prompt, stopping: stopping(), ..Default::default() };
-        let status = server.generation().generate(request).await.unwrap_err();
-        assert_eq!((&*reason(&status), &*field(&status)), ("TOO_LONG", "prompt"));
-    }
-    let stop = v1::Stopping { stop: vec!["a".repeat(1 << 20)], ..Default::default() };
-    let request = v1::GenerateRequest { prompt: "a".into(), stopping: Some(stop), ..Default::default() };
-    let status = server.generation().generate(request).await.unwrap_err();
-    assert_eq!((&*reason(&status), &*field(&status)), ("TOO_LONG", "stopping.stop[0]"));
-    server.at_rest().await;
-}
-
 fn request(text: &str, of: WindowOptions) -> v1::ScoreRequest {
     let windows = v1::Windows { length: of.length as u32, stride: of.stride as u32 };
     v1::ScoreRequest { text: text.into(), windows: Some(windows), ..Default::default() }
@@ -510,18 +493,6 @@ macro_rules! reflects {
 reflects!(reflection_v1_lists_services_and_files, v1);
 
 reflects!(reflection_v1alpha_lists_services_and_files, v1alpha);
-
-#[tokio::test]
-async fn every_service_is_healthy() {
-    let server = Server::new().await;
-    let mut health = HealthClient::new(server.channel.clone());
-    for service in SERVICES[1..].iter().chain(&[""]) {
-        let request = HealthCheckRequest { service: (*service).into() };
-        assert_eq!(health.check(request).await.unwrap().into_inner().status(), ServingStatus::Serving, "{service:?}");
-    }
-    let request = HealthCheckRequest { service: "weir.v1.Nothing".into() };
-    assert_eq!(health.check(request).await.unwrap_err().code(), tonic::Code::NotFound);
-}
 
 /// Maximum distance of a log-probability from the f64 reference, in steps between adjacent f32.
 const ULPS: u32 = 1;

@@ -371,17 +371,6 @@ async fn a_reset_needs_the_admin_token_and_changes_one_window() {
     assert_eq!(served.reset(None, Some(TOKEN)).await.unwrap(), ["a", "b"]);
 }
 
-#[tokio::test]
-async fn unknown_models_and_windows_are_refused() {
-    let served = Served::new(&[Fake::new("a", Kind::Pooled), Fake::new("b", Kind::Pooled)]).await;
-    let all = served.reports(None, None).await.unwrap();
-    assert_eq!(all.iter().map(|report| report.model.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    let unknown = served.reports(Some("c"), None).await.unwrap_err();
-    assert!(unknown.code() == Code::NotFound && unknown.message().contains("a, b"), "{unknown:?}");
-    let window = served.reports(None, Some(9)).await.unwrap_err();
-    assert!(window.code() == Code::InvalidArgument && window.message().contains("window"), "{window:?}");
-}
-
 /// Calibration does not disturb running streams: it waits until no request runs.
 #[tokio::test]
 async fn a_model_loaded_under_load_is_calibrated_later() {

@@ -479,17 +479,6 @@ async fn a_document_that_fits_is_summarized_at_once() {
     server.at_rest().await;
 }
 
-#[tokio::test]
-async fn a_long_document_is_cut_if_asked() {
-    let server = Server::summarizing().await;
-    for cut in [None, Some(true)] {
-        let options = SummarizeOptions { long_documents: Some(LongDocuments::Cut.into()), cut, ..plain() };
-        let answer = server.summarize(options, &[&sentences(60)]).await.unwrap();
-        assert!(answer.finished.usage.unwrap().cut);
-    }
-    server.at_rest().await;
-}
-
 fn extract(sentences: u32, long_documents: LongDocuments) -> SummarizeOptions {
     SummarizeOptions {
         mode: Some(v1::SummaryMode::Extract.into()),

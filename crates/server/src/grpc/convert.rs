@@ -563,7 +563,7 @@ impl ResumedRequest {
             return Err(Error::wrong_kind(field, &card.name, "has a text for each of its symbols", found));
         }
         let text_chars = text.chars().count();
-        check_length(field, if vocabulary.is_bytes() { text.len() } else { text_chars }, card)?;
+        options::check_length(field, if vocabulary.is_bytes() { text.len() } else { text_chars }, card)?;
         if let Some(offset) = text.chars().position(|character| character == REPLACEMENT)
             && vocabulary.is_bytes()
         {
@@ -586,7 +586,7 @@ impl ResumedRequest {
 
     fn from_ids(ids: Vec<u32>, card: &Card) -> Result<Self> {
         let field = "resume_ids";
-        check_length(field, ids.len(), card)?;
+        options::check_length(field, ids.len(), card)?;
         card.vocabulary.check_ids(field, &ids)?;
         let before_end = ids.split_last().filter(|(last, _)| card.vocabulary.ends_text(**last)).map(|(_, text)| text);
         let text = before_end.unwrap_or(&ids);
@@ -603,15 +603,6 @@ impl ResumedRequest {
         }
         Ok(Self { symbols: ids, text_chars: counter.chars })
     }
-}
-
-fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
-    let limit = card.max_symbols;
-    if length <= limit {
-        return Ok(());
-    }
-    let why = card.max_symbols_why;
-    Err(Error::TooLong { field, length, limit, unit: "symbols", why })
 }
 
 #[cfg(test)]

@@ -1,31 +1,39 @@
-//! `weir compress` and `weir decompress`: files to compressed files and back, with the engine that the server uses.
+//! `weir compress` and `weir decompress`: files to compressed files and back, by a server, which runs in this process unless `--server`
+//! names another.
 //!
-//! The blocks of all files run as rows of one batch. Results are collected in order.
+//! Each file is a call. Calls run side by side, so that the blocks of all files are rows of one batch.
 
-use crate::cli::document::DASH;
-use crate::cli::model::{ModelArgs, count, isa, unreadable};
+use crate::cli::document::{DASH, WAITING_PARTS, read_on_thread};
+use crate::cli::flag_names::message;
+use crate::cli::model::{ModelSource, ModelSourceArgs, count, isa, own_limits, unreadable, whole};
 use crate::cli::output::{self, Progress};
-use crate::cli::score::parse_windows;
+use crate::cli::score::{parse_windows, wire_windows};
 use crate::cli::signals::{EndSignals, exit};
 use serde_json::json;
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IsTerminal, Read, Seek, Write as _};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout;
-use weir_engine::codec::{
-    BlockStream, Coded, CompressOptions, Compressor, DEFAULT_BLOCK, Decompressor, MAX_BLOCK, Totals, default_windows,
-};
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinSet, LocalSet};
+use weir_client::calls::{MessageStream, Upload};
+use weir_client::connection::Client;
+use weir_engine::Limits;
+use weir_engine::codec::format::{ContainerReader, Part};
+use weir_engine::codec::{DEFAULT_BLOCK, MAX_BLOCK};
 use weir_engine::options::WindowOptions;
-use weir_engine::score::max_fed_symbols;
-use weir_engine::{Counters, Event, Events, Handle, Job, Limits};
 use weir_kernels::Isa;
 use weir_kernels::error::{Error, Result, printable};
-use weir_models::{contract::Model, load::MAX_SYMBOLS};
+use weir_models::load::MAX_SYMBOLS;
+use weir_proto::v1::compress_response::Event as CompressEvent;
+use weir_proto::v1::decompress_response::Event as DecompressEvent;
+use weir_proto::v1::{CodecProgress, CodecSummary, CompressOptions, DecompressOptions};
 
 /// Runs `weir compress`. Fails if the model cannot compress, a text is outside of its vocabulary, or a file cannot be read or written.
 pub fn run_compress(args: CompressArgs) -> Result<()> {
@@ -33,80 +41,66 @@ pub fn run_compress(args: CompressArgs) -> Result<()> {
     if pairs.iter().any(FilePair::is_piped) && io::stdout().is_terminal() {
         return Err(Error::Setting(format!("{FILE}: expected a file or a pipe to write, found a terminal")));
     }
-    let model = args.model.load(args.codec.isa)?;
-    let card = model.card();
-    let windows = args.windowed.unwrap_or_else(|| default_windows(card));
-    let open = |bytes: Option<u64>| -> Result<Stream<'_>> {
-        let text_bytes = bytes.filter(|_| !args.normalise);
-        let options = CompressOptions { block: args.block, windows, normalise: args.normalise, text_bytes };
-        Ok(Box::new(Compressor::new(card, options)?))
+    let options = CompressOptions {
+        normalise: Some(args.normalise),
+        block_chars: Some(args.block),
+        windows: args.windowed.map(|size| wire_windows("--windowed", size)).transpose()?,
+        progress: Some(true),
+        ..CompressOptions::default()
     };
-    run(start(&model, &args.codec)?, &args.codec, &pairs, open)
+    run(&args.codec, pairs, Direction::Compress(options))
 }
 
 /// Runs `weir decompress`. Fails if the data are damaged or of another model, or if a file cannot be read or written.
 pub fn run_decompress(args: DecompressArgs) -> Result<()> {
     let pairs = decompressed_pairs(&args.codec.paths)?;
-    let model = args.model.load(args.codec.isa)?;
-    let card = model.card();
-    let open = |_| -> Result<Stream<'_>> { Ok(Box::new(Decompressor::new(card)?)) };
-    run(start(&model, &args.codec)?, &args.codec, &pairs, open)
+    let options = DecompressOptions { progress: Some(true), ..DecompressOptions::default() };
+    run(&args.codec, pairs, Direction::Decompress(options))
 }
 
-/// Starts an engine without limits of time and work: a file takes as long as it takes.
-fn start(model: &Arc<dyn Model>, args: &CodecArgs) -> Result<Handle> {
-    let defaults = Limits::default();
-    let limits = Limits {
-        rows: args.rows,
-        queue: max_blocks(args.rows),
-        queued_symbols: usize::MAX,
-        request_time: Duration::ZERO,
-        request_work: usize::MAX,
-        chunk: args.chunk,
-        step: Duration::ZERO,
-        ..defaults
-    };
-    Handle::start(model.clone(), limits)
-}
-
-fn run<'a>(
-    engine: Handle,
-    args: &CodecArgs,
-    pairs: &[FilePair],
-    open: impl Fn(Option<u64>) -> Result<Stream<'a>>,
-) -> Result<()> {
+fn run(args: &CodecArgs, pairs: Vec<FilePair>, direction: Direction) -> Result<()> {
     pairs.iter().try_for_each(|pair| pair.bytes().and_then(|_| pair.check_output(args.force)))?;
     if args.json && pairs.iter().any(FilePair::is_piped) {
         return Err(Error::Setting(
             "--json: expected no value next to the output -, which is standard output, found one".into(),
         ));
     }
+    let source = args.model.open_with(args.isa)?;
+    let side_by_side = match source {
+        ModelSource::Process(_) => args.rows.min(FILES),
+        ModelSource::Server(_) => SERVER_FILES,
+    };
+    let limits = Limits { rows: args.rows, chunk: args.chunk, step: Duration::ZERO, ..own_limits() };
+    let served = source.served(limits)?;
+    let texts: Vec<_> = pairs.iter().map(|pair| direction.text(pair)).collect();
     let began = Instant::now();
-    // Of pipes it is unknown.
-    let bytes = pairs.iter().map(|pair| pair.bytes().map(Option::unwrap_or_default)).sum::<Result<u64>>()?;
-    let mut pipeline = Pipeline::new(engine, args.rows, bytes, args.force)?;
-    let totals = pairs
-        .iter()
-        .try_for_each(|pair| pipeline.run_file(pair, open(pair.bytes()?)?))
-        .and_then(|()| pipeline.collect())
-        .inspect_err(|_| pipeline.abandon())?;
-    let seconds = began.elapsed().as_secs_f64();
-    print(args, pairs, &totals, seconds)
+    let coder = Coder {
+        client: served.client,
+        direction: direction.of_model(served.name),
+        overwrite: args.force,
+        partial_files: PartialFiles::watched(&served.runtime)?,
+        blocks: args.rows.min(BLOCKS) as u64,
+        progress: RefCell::new(CodingProgress { bar: Progress::texts(), done: vec![0; texts.len()], texts, began }),
+    };
+    let coded = Rc::new(coder).run_all(&pairs, side_by_side);
+    // Dropping the files that are not complete removes them.
+    let summaries = LocalSet::new().block_on(&served.runtime, coded)?;
+    print(args, &pairs, &summaries, began.elapsed().as_secs_f64())
 }
 
-fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[Totals], seconds: f64) -> Result<()> {
-    let symbols: u64 = totals.iter().map(|totals| totals.symbols).sum();
+fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[CodecSummary], seconds: f64) -> Result<()> {
+    let symbols: u64 = totals.iter().map(|totals| totals.chars).sum();
     let rate = symbols as f64 / seconds;
     if args.json {
-        let file = |(pair, totals): (&FilePair, &Totals)| {
+        let file = |(pair, totals): (&FilePair, &CodecSummary)| {
             json!({
                 "file": pair.input,
                 "output": pair.output,
                 "text_bytes": totals.text_bytes,
-                "chars": totals.symbols,
+                "chars": totals.chars,
                 "blocks": totals.blocks,
                 "compressed_bytes": totals.compressed_bytes,
-                "bits_per_char": totals.bits_per_symbol(),
+                "bits_per_char": totals.bits_per_char,
             })
         };
         let files: Vec<_> = pairs.iter().zip(totals).map(file).collect();
@@ -118,11 +112,11 @@ fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[Totals], seconds: f64) 
     }
     let mut out = String::new();
     for (pair, totals) in pairs.iter().zip(totals) {
-        let Totals { text_bytes, symbols, compressed_bytes, blocks } = *totals;
-        let bits = output::optional(totals.bits_per_symbol());
+        let CodecSummary { text_bytes, chars, compressed_bytes, blocks, bits_per_char } = *totals;
+        let bits = output::optional(bits_per_char);
         let plural = if blocks == 1 { "" } else { "s" };
         out += &format!(
-            "{}: {text_bytes} bytes, {symbols} symbols in {blocks} block{plural}; {compressed_bytes} bytes compressed, \
+            "{}: {text_bytes} bytes, {chars} symbols in {blocks} block{plural}; {compressed_bytes} bytes compressed, \
              {bits} bits per symbol\n",
             pair.output.display(),
         );
@@ -137,8 +131,8 @@ const MAX_ROWS: usize = 256;
 #[derive(Debug, clap::Args)]
 pub struct CompressArgs {
     /// Maximum symbols of a block. Blocks are compressed apart from each other, side by side.
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_BLOCK, value_parser = count(1..=MAX_BLOCK), env = "WEIR_BLOCK")]
-    block: usize,
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_BLOCK as u32, value_parser = whole(1..=MAX_BLOCK as u32), env = "WEIR_BLOCK")]
+    block: u32,
     /// The model reads a block in windows of LENGTH symbols, each of which predicts its last STRIDE symbols. Default: twice the
     /// training length, and three quarters of that.
     #[arg(long, value_name = "LENGTH,STRIDE", value_parser = parse_windows, env = "WEIR_WINDOWED")]
@@ -148,8 +142,6 @@ pub struct CompressArgs {
     normalise: bool,
     #[command(flatten)]
     codec: CodecArgs,
-    #[command(flatten)]
-    model: ModelArgs,
 }
 
 /// Decompresses texts with the model that compressed them.
@@ -157,14 +149,12 @@ pub struct CompressArgs {
 pub struct DecompressArgs {
     #[command(flatten)]
     codec: CodecArgs,
-    #[command(flatten)]
-    model: ModelArgs,
 }
 
 /// Flags of both commands.
 #[derive(Debug, clap::Args)]
 struct CodecArgs {
-    /// Blocks that run side by side, as rows of one batch.
+    /// Blocks that run side by side, as rows of one batch; at most 16 of a file.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = count(1..=MAX_ROWS), env = "WEIR_ROWS")]
     rows: usize,
     /// Symbols per step of all rows together, while texts are read. It changes the time, not the result.
@@ -184,6 +174,8 @@ struct CodecArgs {
     /// with `.weir` after it when it is compressed, without when it is decompressed.
     #[arg(value_name = "FILE", required = true, num_args = 2..)]
     paths: Vec<PathBuf>,
+    #[command(flatten)]
+    model: ModelSourceArgs,
 }
 
 /// The name of the arguments that are files.
@@ -257,7 +249,7 @@ impl FilePair {
     }
 
     /// Opens the file to read. Fails if the operating system does.
-    fn open(&self) -> Result<Box<dyn Read>> {
+    fn open(&self) -> Result<Box<dyn Read + Send>> {
         if self.input.as_os_str() == DASH {
             return Ok(Box::new(io::stdin()));
         }
@@ -305,6 +297,8 @@ struct OutputFile {
     file: Option<File>,
     partial: PathBuf,
     pair: FilePair,
+    /// Bytes that standard output got.
+    piped: u64,
     /// True if an existing file is replaced.
     overwrite: bool,
     files: PartialFiles,
@@ -315,7 +309,7 @@ impl OutputFile {
     fn create(pair: &FilePair, overwrite: bool, files: &PartialFiles) -> Result<Self> {
         if pair.is_piped() {
             let files = files.clone();
-            return Ok(Self { file: None, partial: PathBuf::new(), pair: pair.clone(), overwrite, files });
+            return Ok(Self { file: None, partial: PathBuf::new(), pair: pair.clone(), piped: 0, overwrite, files });
         }
         // Another process with the same number may have left such a file: in a container, each command is process 1.
         let mut tried = 0;
@@ -328,7 +322,8 @@ impl OutputFile {
                 created => break (created.map_err(|error| pair.unwritable(&error))?, partial),
             }
         };
-        let mut output = Self { file: Some(file), partial, pair: pair.clone(), overwrite, files: files.clone() };
+        let mut output =
+            Self { file: Some(file), partial, pair: pair.clone(), piped: 0, overwrite, files: files.clone() };
         // The first block may take minutes: a full disk is reported before.
         output.write(&[0; ROOM])?;
         let emptied = output.file.as_mut().map_or(Ok(()), |file| file.set_len(0).and_then(|()| file.rewind()));
@@ -339,7 +334,7 @@ impl OutputFile {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let written = match &mut self.file {
             Some(file) => file.write_all(bytes),
-            None => io::stdout().write_all(bytes),
+            None => io::stdout().write_all(bytes).map(|()| self.piped += bytes.len() as u64),
         };
         written.map_err(|error| self.pair.unwritable(&error))
     }
@@ -424,187 +419,234 @@ impl PartialFiles {
     }
 }
 
-/// Bytes of one read.
-const PIECE: usize = 1 << 16;
+/// Bytes of one read, and of a part of the request.
+const PIECE: u64 = 1 << 16;
 
-/// Time between two updates of the progress bar.
-const TICK: Duration = Duration::from_millis(200);
+/// Blocks of a call that a server runs side by side.
+const BLOCKS: usize = 16;
 
-/// A file's stream.
-type Stream<'a> = Box<dyn BlockStream + 'a>;
+/// Files that are coded side by side in this process: as many small ones as rows fill a batch.
+const FILES: usize = 16;
 
-/// Returns the number of blocks that are submitted at once: enough that a row never waits for the next one.
-fn max_blocks(rows: usize) -> usize {
-    2 * rows
+/// Files that another server codes side by side. Other clients need its queue, too.
+const SERVER_FILES: usize = 4;
+
+/// Bytes at the beginning of compressed data that hold the header.
+const HEADER: u64 = 256;
+
+/// What happens to the files.
+enum Direction {
+    Compress(CompressOptions),
+    Decompress(DecompressOptions),
 }
 
-/// The blocks in the engine, and the files that they belong to.
-struct Pipeline<'a> {
-    engine: Handle,
-    max_blocks: usize,
-    /// Blocks in the engine, and `None` for the end of a file.
-    submitted: VecDeque<Option<Events>>,
-    /// The files of these, in the same order.
-    files: VecDeque<OpenFile<'a>>,
-    /// Totals of the files that are complete.
-    totals: Vec<Totals>,
-    /// Runs timers, and the task that waits for signals.
-    runtime: Runtime,
-    partial_files: PartialFiles,
-    /// True if existing files are replaced.
-    overwrite: bool,
-    progress: Progress,
-    /// Bytes of all files to read.
+impl Direction {
+    /// Sets the name of the model.
+    fn of_model(self, model: Option<String>) -> Self {
+        match self {
+            Self::Compress(options) => Self::Compress(CompressOptions { model, ..options }),
+            Self::Decompress(options) => Self::Decompress(DecompressOptions { model, ..options }),
+        }
+    }
+
+    /// Returns what is known about a file's text before it is coded: of a pipe nothing, nor of other data than compressed ones.
+    fn text(&self, pair: &FilePair) -> Option<KnownText> {
+        let bytes = pair.bytes().ok()??;
+        match self {
+            Self::Compress(options) => Some(KnownText { bytes, block: options.block_chars().into() }),
+            Self::Decompress(_) => {
+                let mut beginning = Vec::new();
+                pair.open().ok()?.take(HEADER).read_to_end(&mut beginning).ok()?;
+                let mut reader = ContainerReader::default();
+                reader.push(&beginning);
+                match reader.next().ok()?? {
+                    Part::Header(header) => Some(KnownText { bytes: header.text_bytes?, block: header.block as u64 }),
+                    _ => None,
+                }
+            }
+        }
+    }
+}
+
+/// The size of a file's text.
+struct KnownText {
     bytes: u64,
-    bytes_read: u64,
-    /// Symbols of all submitted blocks.
-    symbols: usize,
-    /// Symbols that these feed to the model, with the context that windows repeat.
-    work: usize,
+    /// Symbols of a block.
+    block: u64,
+}
+
+/// The progress of all files in bytes of their texts, of which a symbol has about one.
+struct CodingProgress {
+    bar: Progress,
+    texts: Vec<Option<KnownText>>,
+    done: Vec<u64>,
     began: Instant,
 }
 
-struct OpenFile<'a> {
-    /// The path of the file to read.
-    input: PathBuf,
-    stream: Stream<'a>,
-    output: OutputFile,
+impl CodingProgress {
+    /// Takes a report about the first of the blocks of a file that run, at most `blocks` of them. The others are about as far.
+    fn update(&mut self, index: usize, blocks: u64, progress: CodecProgress) {
+        let Some(Some(text)) = self.texts.get(index) else { return };
+        let before = progress.block * text.block;
+        let running = text.bytes.saturating_sub(before).div_ceil(text.block.max(1)).min(blocks);
+        self.done[index] = (before + progress.chars * running).min(text.bytes);
+        self.show();
+    }
+
+    fn finish(&mut self, index: usize) {
+        let Some(Some(text)) = self.texts.get(index) else { return };
+        self.done[index] = text.bytes;
+        self.show();
+    }
+
+    fn show(&mut self) {
+        let done: u64 = self.done.iter().sum();
+        self.bar.update(done, self.texts.iter().flatten().map(|text| text.bytes).sum());
+        self.bar.note(format!("{:.0} symbols/s", done as f64 / self.began.elapsed().as_secs_f64()));
+    }
 }
 
-impl<'a> Pipeline<'a> {
-    /// Creates a pipeline for files of `bytes` bytes. It replaces existing files if `overwrite` is true. Fails if the operating system
-    /// refuses a thread or a handler of signals.
-    fn new(engine: Handle, rows: usize, bytes: u64, overwrite: bool) -> Result<Self> {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.map_err(|source| Error::NoThread { work: "the files", source })?;
-        let partial_files = PartialFiles::watched(&runtime)?;
-        Ok(Self {
-            engine,
-            max_blocks: max_blocks(rows),
-            submitted: VecDeque::new(),
-            files: VecDeque::new(),
-            totals: Vec::new(),
-            runtime,
-            partial_files,
-            overwrite,
-            progress: Progress::texts(),
-            bytes,
-            bytes_read: 0,
-            symbols: 0,
-            work: 0,
-            began: Instant::now(),
-        })
-    }
+/// A message of a response.
+enum CodedPart {
+    Output(Vec<u8>),
+    Progress(CodecProgress),
+    Summary(CodecSummary),
+}
 
-    /// Reads a file to its end and submits its blocks. Errors name the file that they concern.
-    fn run_file(&mut self, pair: &FilePair, stream: Stream<'a>) -> Result<()> {
-        let mut file = pair.open()?;
-        let output = OutputFile::create(pair, self.overwrite, &self.partial_files)?;
-        self.files.push_back(OpenFile { input: pair.input.clone(), stream, output });
-        let mut piece = vec![0; PIECE];
+/// The calls of a command.
+struct Coder {
+    client: Client,
+    direction: Direction,
+    /// True if existing files are replaced.
+    overwrite: bool,
+    partial_files: PartialFiles,
+    /// Blocks of a file that run side by side.
+    blocks: u64,
+    progress: RefCell<CodingProgress>,
+}
+
+impl Coder {
+    /// Codes all files, some of them side by side, on the thread that waits for this. Returns their summaries. Fails with the first error.
+    async fn run_all(self: Rc<Self>, pairs: &[FilePair], side_by_side: usize) -> Result<Vec<CodecSummary>> {
+        let mut summaries = vec![CodecSummary::default(); pairs.len()];
+        let mut waiting = pairs.iter().cloned().enumerate();
+        let mut running = JoinSet::new();
         loop {
-            let read = file.read(&mut piece).map_err(unreadable(FILE, &pair.input))?;
-            let in_file = in_file(&pair.input);
-            let stream = self.last()?;
-            match read {
-                0 => stream.finish().map_err(in_file)?,
-                _ => stream.push(&piece[..read]).map_err(in_file)?,
+            while running.len() < side_by_side
+                && let Some((index, pair)) = waiting.next()
+            {
+                let coder = Rc::clone(&self);
+                running.spawn_local(async move { Ok::<_, Error>((index, coder.run_one(index, &pair).await?)) });
             }
-            self.bytes_read += read as u64;
-            while let Some(block) = self.last()?.next_block().map_err(in_file)? {
-                self.symbols += block.symbols();
-                self.work += max_fed_symbols(block.symbols(), block.windows);
-                let events = self.engine.submit(Job::Code(block), None).map_err(in_file)?;
-                self.submit(Some(events))?;
+            let Some(coded) = running.join_next().await else { return Ok(summaries) };
+            let coded = coded.map_err(|error| Error::Internal(format!("a file's task ended: {error}")))?;
+            let (index, summary) = coded?;
+            summaries[index] = summary;
+        }
+    }
+
+    /// Codes a file. Errors name the file that they concern.
+    async fn run_one(&self, index: usize, pair: &FilePair) -> Result<CodecSummary> {
+        let input = upload(pair)?;
+        let mut output = OutputFile::create(pair, self.overwrite, &self.partial_files)?;
+        let coded = self.code(index, pair, input, &mut output).await;
+        let summary = coded.map_err(|error| in_file(&pair.input, error, output.piped))?;
+        self.progress.borrow_mut().finish(index);
+        output.commit()?;
+        Ok(summary)
+    }
+
+    async fn code(
+        &self,
+        index: usize,
+        pair: &FilePair,
+        input: Upload<Vec<u8>>,
+        output: &mut OutputFile,
+    ) -> Result<CodecSummary> {
+        match &self.direction {
+            Direction::Compress(options) => {
+                let text_bytes = pair.bytes()?.filter(|_| !options.normalise());
+                let options = CompressOptions { text_bytes, ..options.clone() };
+                let messages = self.client.compress(options, input).await?;
+                let part = |event| match event {
+                    CompressEvent::Data(data) => CodedPart::Output(data),
+                    CompressEvent::Progress(progress) => CodedPart::Progress(progress),
+                    CompressEvent::Summary(summary) => CodedPart::Summary(summary),
+                };
+                self.write(index, messages, |response| response.event.map(part), output).await
             }
-            if read == 0 {
-                return self.submit(None);
+            Direction::Decompress(options) => {
+                let messages = self.client.decompress(options.clone(), input).await?;
+                let part = |event| match event {
+                    DecompressEvent::Text(text) => CodedPart::Output(text),
+                    DecompressEvent::Progress(progress) => CodedPart::Progress(progress),
+                    DecompressEvent::Summary(summary) => CodedPart::Summary(summary),
+                };
+                self.write(index, messages, |response| response.event.map(part), output).await
             }
         }
     }
 
-    /// Collects all results. Returns the totals of each file.
-    fn collect(&mut self) -> Result<Vec<Totals>> {
-        while !self.submitted.is_empty() {
-            self.collect_one()?;
+    /// Writes the output of a call. Returns the summary at its end.
+    async fn write<M>(
+        &self,
+        index: usize,
+        mut messages: MessageStream<M>,
+        part: impl Fn(M) -> Option<CodedPart>,
+        output: &mut OutputFile,
+    ) -> Result<CodecSummary> {
+        while let Some(message) = messages.next().await? {
+            match part(message) {
+                Some(CodedPart::Output(bytes)) => output.write(&bytes)?,
+                Some(CodedPart::Progress(progress)) => {
+                    self.progress.borrow_mut().update(index, self.blocks, progress);
+                }
+                Some(CodedPart::Summary(summary)) => return Ok(summary),
+                None => {}
+            }
         }
-        Ok(std::mem::take(&mut self.totals))
+        Err(self.client.incomplete("a summary"))
     }
+}
 
-    /// Removes the partial files after an error, and leaves the engine to the end of the process: dropping it would wait for its step.
-    fn abandon(&mut self) {
-        self.files.clear();
-        std::mem::forget(self.engine.clone());
-    }
-
-    /// Returns the stream of the file that is being read.
-    fn last(&mut self) -> Result<&mut Stream<'a>> {
-        self.files.back_mut().map(|file| &mut file.stream).ok_or_else(no_file)
-    }
-
-    fn submit(&mut self, block: Option<Events>) -> Result<()> {
-        self.submitted.push_back(block);
-        while self.submitted.len() >= self.max_blocks {
-            self.collect_one()?;
-        }
-        Ok(())
-    }
-
-    /// Waits for the oldest block and writes its output.
-    fn collect_one(&mut self) -> Result<()> {
-        let Some(block) = self.submitted.pop_front() else { return Ok(()) };
-        let mut out = Vec::new();
-        let Some(events) = block else {
-            let Some(mut file) = self.files.pop_front() else { return Err(no_file()) };
-            file.stream.end(&mut out).map_err(in_file(&file.input))?;
-            file.output.write(&out)?;
-            self.totals.push(file.stream.totals());
-            return file.output.commit();
-        };
-        let coded = self.wait(events);
-        let file = self.files.front_mut().ok_or_else(no_file)?;
-        file.stream.accept(coded.map_err(in_file(&file.input))?, &mut out)?;
-        file.output.write(&out)
-    }
-
-    fn show_progress(&mut self) {
-        let Counters { prefill_chars, generated_chars, .. } = self.engine.counters();
-        let share = ((prefill_chars + generated_chars) as f64 / self.work.max(1) as f64).min(1.0);
-        let rate = share * self.symbols as f64 / self.began.elapsed().as_secs_f64();
-        self.progress.update((share * self.bytes_read as f64) as u64, self.bytes);
-        self.progress.note(format!("{rate:.0} symbols/s"));
-    }
-
-    fn wait(&mut self, mut events: Events) -> Result<Coded> {
-        let mut result = None;
+/// Opens a file and reads it on a thread of its own, in full pieces: servers close a connection with many small messages.
+fn upload(pair: &FilePair) -> Result<Upload<Vec<u8>>> {
+    let mut file = pair.open()?;
+    let input = pair.input.clone();
+    let (parts_sender, parts) = mpsc::channel(WAITING_PARTS);
+    let (failed, failure) = oneshot::channel();
+    read_on_thread(move || {
         loop {
-            match self.runtime.block_on(async { timeout(TICK, events.recv()).await }) {
-                Err(_) => self.show_progress(),
-                Ok(Some(event)) => match event? {
-                    Event::Coded(coded) => result = Some(coded),
-                    Event::Finished { .. } => {
-                        return result.ok_or_else(|| Error::Internal("a block has no result".into()));
+            let mut piece = Vec::new();
+            match file.by_ref().take(PIECE).read_to_end(&mut piece) {
+                Ok(0) => return,
+                Ok(_) => {
+                    // Fails when the call has ended.
+                    if parts_sender.blocking_send(piece).is_err() {
+                        return;
                     }
-                    Event::Started { .. }
-                    | Event::Characters(_)
-                    | Event::Coding(_)
-                    | Event::Document(_)
-                    | Event::Next(_) => {}
-                },
-                Ok(None) => return Err(Error::Internal("the engine ended before a block".into())),
+                }
+                Err(error) => {
+                    // Before the parts end, so that their end is not taken for the file's.
+                    let _ = failed.send(unreadable(FILE, &input)(error));
+                    return;
+                }
             }
         }
-    }
+    })?;
+    Ok(Upload { parts, failure })
 }
 
-/// Names the file in an error about a text or its data.
-fn in_file(path: &Path) -> impl Fn(Error) -> Error + Copy {
-    move |error| {
-        let why = format!("{}: {}", printable(&path.display().to_string()), crate::cli::flag_names::message(error));
-        Error::Unreadable { field: None, why }
+/// Names the file in an error about a text or its data, and what standard output got before. An error of reading or writing names it.
+fn in_file(path: &Path, error: Error, piped: u64) -> Error {
+    if matches!(error, Error::Setting(_) | Error::Io { .. }) {
+        return error;
     }
-}
-
-fn no_file() -> Error {
-    Error::Internal("a block belongs to no file".into())
+    let why = message(error);
+    // A flag is not the file's.
+    let file =
+        if why.starts_with("--") { String::new() } else { format!("{}: ", printable(&path.display().to_string())) };
+    let written =
+        if piped > 0 { format!("; the output is incomplete: {piped} bytes were written") } else { String::new() };
+    Error::Unreadable { field: None, why: format!("{file}{why}{written}") }
 }

@@ -9,6 +9,7 @@ use std::{
     fs::File,
     io::{BufRead, BufReader, IsTerminal, Read, stdin},
     path::{Path, PathBuf},
+    thread,
 };
 use weir_kernels::error::{Error, Result};
 
@@ -105,10 +106,19 @@ pub(super) fn check_standard_input(argument: &str) -> Result<()> {
     Ok(())
 }
 
+/// Starts a thread that reads what a call sends. The process does not wait for it, because standard input may stay open.
+pub(super) fn read_on_thread(work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = thread::Builder::new().spawn(work);
+    thread.map(drop).map_err(|source| Error::NoThread { work: "reading the input", source })
+}
+
+/// Parts of a call's input that wait to be sent.
+pub(super) const WAITING_PARTS: usize = 4;
+
 pub(super) enum Document {
     /// A file; `-` is standard input.
     File(PathBuf),
-    /// A text of a table of documents.
+    /// A text of the command line or of a table of documents.
     Text(String),
     /// Token ids, with the end-of-text id.
     Ids(Vec<u32>),

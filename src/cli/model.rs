@@ -421,8 +421,19 @@ const ANY_NUMBER: usize = usize::MAX >> 8;
 
 /// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model and sends
 /// no logits.
-pub(super) const IN_PROCESS_FLAGS: [&str; 9] =
-    ["require_sha256", "copy_tables", "dtype", "threads", "max_symbols", "device", "mode", "chunk", "logits"];
+pub(super) const IN_PROCESS_FLAGS: [&str; 11] = [
+    "require_sha256",
+    "copy_tables",
+    "dtype",
+    "threads",
+    "max_symbols",
+    "device",
+    "mode",
+    "chunk",
+    "logits",
+    "rows",
+    "isa",
+];
 
 /// The model of a command, and the server that runs it.
 #[derive(Debug, Clone, clap::Args)]
@@ -493,6 +504,11 @@ impl ModelSourceArgs {
     /// Connects to the server, or loads the checkpoint and prints where it runs. Fails if the server is unreachable, or if the
     /// checkpoint cannot be read or is invalid.
     pub(super) fn open(&self) -> Result<ModelSource> {
+        self.open_with(None)
+    }
+
+    /// Opens the model as [`open`](Self::open) does, in this process with kernels of an instruction set.
+    pub(super) fn open_with(&self, isa: Option<Isa>) -> Result<ModelSource> {
         let ServerArgs { server, api_key, tls } = &self.server;
         if let Some(address) = server {
             let name = self.model.as_ref().map(|name| match name.to_str() {
@@ -516,7 +532,7 @@ impl ModelSourceArgs {
             let shown = printable(&source.path().display().to_string());
             output::to_stderr(format_args!("weir: running {shown} in this process; use --server to call a server"));
         }
-        Ok(ModelSource::Process(self.load.load(&source, None)?))
+        Ok(ModelSource::Process(self.load.load(&source, isa)?))
     }
 }
 

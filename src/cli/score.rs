@@ -119,6 +119,14 @@ pub(super) fn parse_windows(text: &str) -> std::result::Result<WindowOptions, St
     }
 }
 
+/// Returns the message of the windows that `flag` gives. Fails if a number is too large for it.
+pub(super) fn wire_windows(flag: &'static str, size: WindowOptions) -> Result<Windows> {
+    let narrow = |value: usize| {
+        u32::try_from(value).map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
+    };
+    Ok(Windows { length: narrow(size.length)?, stride: narrow(size.stride)? })
+}
+
 /// Scores of one text at each length.
 struct LengthScores {
     symbols: usize,
@@ -323,13 +331,6 @@ impl Scorer<'_> {
 
     fn request(&self, windows: Option<WindowOptions>) -> Result<ScoreRequest> {
         let flag = if self.args.lengths.is_empty() { "--windowed" } else { "--lengths" };
-        let narrow = |value: usize| {
-            u32::try_from(value)
-                .map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
-        };
-        let wire = |size: WindowOptions| {
-            Ok::<_, Error>(Windows { length: narrow(size.length)?, stride: narrow(size.stride)? })
-        };
         Ok(ScoreRequest {
             model: self.model.name(),
             text: self.text.text.clone(),
@@ -337,7 +338,7 @@ impl Scorer<'_> {
             boundary_mode: self.args.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
             boundary_threshold: self.args.boundaries.boundary_threshold,
             seed: Some(self.args.boundaries.seed),
-            windows: windows.map(wire).transpose()?,
+            windows: windows.map(|size| wire_windows(flag, size)).transpose()?,
             exact_logprobs: Some(true),
             ..ScoreRequest::default()
         })

@@ -3,7 +3,7 @@
 
 use crate::{
     cli::{
-        document::{DASH, Document, TextReader, check_standard_input, json_lines},
+        document::{DASH, Document, TextReader, WAITING_PARTS, check_standard_input, json_lines, read_on_thread},
         flag_names::{message, with_flag},
         generate::ConstraintArgs,
         model::{self, ModelSource, ModelSourceArgs, ServedModel, check_readable, named, own_limits, whole},
@@ -20,7 +20,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 use tokio::sync::{mpsc, oneshot};
-use weir_client::calls::DocumentParts;
+use weir_client::calls::Upload;
 use weir_engine::{
     extract::first_sentences,
     summary::{LongDocuments, SummaryMode},
@@ -40,9 +40,7 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
     for (flag, file) in [("--file", &args.document.file), ("--table", &args.document.table)] {
         file.as_ref().map_or(Ok(()), |file| check_readable(flag, file))?;
     }
-    if args.document.file.is_none() && args.document.ids.is_none() && args.document.table.is_none() {
-        check_standard_input("--file")?;
-    }
+    args.document.check_standard_input()?;
     let extracts = args.generation.mode == Some(SummaryMode::Extract);
     if extracts && args.document.ids.is_some() {
         return Err(Error::Setting(
@@ -62,7 +60,11 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
         None => {
             let document = args.document.document();
             let summary = print(&args, color, |on_event| summarizer.summarize(&document, on_event));
-            summary.map_err(|error| with_long_documents(with_flag(error, "chunk.ids", "--ids")))
+            summary.map_err(|error| {
+                let error = with_flag(error, "chunk.ids", "--ids");
+                let is_argument = args.document.positional.is_some();
+                with_long_documents(if is_argument { with_flag(error, "chunk.text", DOCUMENT) } else { error })
+            })
         }
     }
 }
@@ -113,7 +115,10 @@ fn print(args: &Args, color: ColorChoice, summarize: impl FnOnce(&mut OnEvent<'_
     scores.map_or(Ok(()), |rouge| output::write(&self::rouge(&rouge)))
 }
 
-/// Summarizes a document, from a file, standard input, or as ids.
+/// The name of the argument that is a document.
+const DOCUMENT: &str = "DOCUMENT";
+
+/// Summarizes a document: a text, a file, standard input, or ids.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -156,8 +161,11 @@ impl Args {
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 struct DocumentArgs {
-    /// File with the document in UTF-8; - for standard input. Without it, --ids and --table, the document comes from standard input,
+    /// Text of the document; - for standard input. Without a text, a file, ids and a table, the document comes from standard input,
     /// unless that is a terminal.
+    #[arg(value_name = DOCUMENT)]
+    positional: Option<String>,
+    /// File with the document in UTF-8; - for standard input.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Encoder input ids, separated by commas, including the end-of-text id.
@@ -225,17 +233,23 @@ struct GenerationArgs {
 }
 
 impl DocumentArgs {
+    /// Fails if the document would come from a terminal.
+    fn check_standard_input(&self) -> Result<()> {
+        let Self { positional, file, ids, table } = self;
+        let is_given = positional.is_some() || file.is_some() || ids.is_some() || table.is_some();
+        if is_given { Ok(()) } else { check_standard_input(DOCUMENT) }
+    }
+
     /// Returns the document of the command: the one that is given, else standard input.
     fn document(&self) -> Document {
-        match (&self.ids, &self.file) {
-            (Some(ids), _) => Document::Ids(ids.clone()),
-            (None, file) => Document::File(file.clone().unwrap_or_else(|| DASH.into())),
+        match self {
+            Self { ids: Some(ids), .. } => Document::Ids(ids.clone()),
+            Self { file: Some(file), .. } => Document::File(file.clone()),
+            Self { positional: Some(text), .. } if text != DASH => Document::Text(text.clone()),
+            _ => Document::File(DASH.into()),
         }
     }
 }
-
-/// Parts of the document that wait to be sent.
-const WAITING_PARTS: usize = 4;
 
 /// A served summarization model.
 struct Summarizer<'a> {
@@ -272,6 +286,7 @@ impl<'a> Summarizer<'a> {
         loop {
             let event = self.model.call(async |_| events.next().await)?;
             let event = event.ok_or_else(|| self.model.client.incomplete("a summary"))?;
+            let Some(event) = event.event else { continue };
             let is_last = matches!(event, SummarizeEvent::Finished(_));
             collect(&mut summary, event, on_event)?;
             if is_last {
@@ -317,33 +332,27 @@ impl GenerationArgs {
     }
 }
 
-/// Reads a document on a thread of its own, up to its end or until the call ends. The process does not wait for that thread,
-/// because standard input may stay open.
-fn send(document: &Document, kept: &KeptText) -> Result<DocumentParts> {
+/// Reads a document on a thread of its own, up to its end or until the call ends.
+fn send(document: &Document, kept: &KeptText) -> Result<Upload<DocumentChunk>> {
     let (sender, parts) = mpsc::channel(WAITING_PARTS);
     let (failed, failure) = oneshot::channel();
     match document {
         Document::File(file) => {
             let reader = TextReader::open(file)?;
             let kept = kept.clone();
-            start(move || read(reader, &sender, failed, &kept))?;
+            read_on_thread(move || read(reader, &sender, failed, &kept))?;
         }
         Document::Text(text) => {
             let text = text.clone();
             let kept = kept.clone();
-            start(move || read(TextReader::text(&text), &sender, failed, &kept))?;
+            read_on_thread(move || read(TextReader::text(&text), &sender, failed, &kept))?;
         }
         Document::Ids(ids) => {
             // Never fails: the channel is empty.
             let _ = sender.try_send(DocumentChunk { ids: ids.clone(), ..DocumentChunk::default() });
         }
     }
-    Ok(DocumentParts { parts, failure })
-}
-
-fn start(work: impl FnOnce() + Send + 'static) -> Result<()> {
-    let thread = std::thread::Builder::new().spawn(work);
-    thread.map(drop).map_err(|source| Error::NoThread { work: "reading the document", source })
+    Ok(Upload { parts, failure })
 }
 
 /// Sends the parts of a document, or the error of reading it.

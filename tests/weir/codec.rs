@@ -207,7 +207,7 @@ fn what_cannot_be_compressed_is_refused() {
     refused(compress(MODEL, &[]), &[&format!("weir: {text}: "), unknown, "--normalise"]);
     assert!(!Path::new(&out).exists());
     let summarizer = checkpoint("pyramidion", "pyramidion");
-    let kind = ["--model: expected a model that reads characters or bytes, found "];
+    let kind = ["--model: expected a model that reads texts symbol by symbol, found "];
     refused(compress(summarizer.to_str().unwrap(), &[]), &kind);
     compress(MODEL, &["--normalise"]).unwrap();
     let back = path(folder.path(), "back");

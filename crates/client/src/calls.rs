@@ -11,13 +11,14 @@ use weir_proto::inference::{
     ServerMetadataRequest, ServerMetadataResponse, grpc_inference_service_client::GrpcInferenceServiceClient,
 };
 use weir_proto::v1::{
-    CheckRequest, CheckResponse, DocumentChunk, EditRequest, EditResponse, GenerateRequest, GenerateResponse,
+    CheckRequest, CheckResponse, CompressOptions, CompressRequest, CompressResponse, DecompressOptions,
+    DecompressRequest, DecompressResponse, DocumentChunk, EditRequest, EditResponse, GenerateRequest, GenerateResponse,
     GetModelRequest, GetReportRequest, ListGenerationsRequest, ListModelsRequest, LoadModelRequest, LoadModelResponse,
     Model, ModelGeneration, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest, ScoreResponse, SegmentRequest,
     SegmentResponse, SummarizeOptions, SummarizeRequest, SummarizeResponse, UnloadModelRequest,
-    admin_client::AdminClient, editing_client::EditingClient, generation_client::GenerationClient,
-    latency_client::LatencyClient, models_client::ModelsClient, summarization_client::SummarizationClient,
-    summarize_request, summarize_response::Event as SummarizeEvent,
+    admin_client::AdminClient, codec_client::CodecClient, compress_request, decompress_request,
+    editing_client::EditingClient, generation_client::GenerationClient, latency_client::LatencyClient,
+    models_client::ModelsClient, summarization_client::SummarizationClient, summarize_request,
 };
 
 /// Maximum bytes of a message: the models' vocabularies, the segments of a long text, a summary, or a report with the histograms of
@@ -152,7 +153,8 @@ impl Client {
 
     /// Returns the messages of a call's response.
     async fn stream<M>(&self, response: StreamAnswer<M>) -> Result<MessageStream<M>> {
-        Ok(MessageStream { client: self.clone(), messages: self.answered(response).await?.into_inner() })
+        let messages = self.answered(response).await?.into_inner();
+        Ok(MessageStream { client: self.clone(), messages, failure: None })
     }
 }
 
@@ -160,70 +162,89 @@ impl Client {
 pub struct MessageStream<M> {
     client: Client,
     messages: Streaming<M>,
-}
-
-impl<M> MessageStream<M> {
-    /// Waits for the next message; `None` at the end. Fails with the server's error.
-    pub async fn next(&mut self) -> Result<Option<M>> {
-        let message = self.messages.message().await;
-        self.client.answered(message).await
-    }
-}
-
-/// A document that is sent while it is read.
-pub struct DocumentParts {
-    /// The parts of the document, in order. The document ends when the sender is dropped.
-    pub parts: mpsc::Receiver<DocumentChunk>,
-    /// The reader's error, if reading fails. The reader sends it before it drops the sender of the parts.
-    pub failure: oneshot::Receiver<Error>,
-}
-
-/// The events of one summary.
-pub struct SummaryEvents {
-    messages: MessageStream<SummarizeResponse>,
+    /// The error of reading what the request sends; `None` once it is read.
     failure: Option<oneshot::Receiver<Error>>,
 }
 
-/// Summaries.
-impl Client {
-    /// Starts to summarize a document.
-    pub async fn summarize(&self, options: SummarizeOptions, document: DocumentParts) -> Result<SummaryEvents> {
-        use summarize_request::Part;
-        let DocumentParts { parts, failure } = document;
-        let first = once(SummarizeRequest { part: Some(Part::Options(options)) });
-        let chunk = |chunk| SummarizeRequest { part: Some(Part::Chunk(chunk)) };
-        let request = self.request(first.chain(ReceiverStream::new(parts).map(chunk)));
-        let messages = self.stream(self.start_summarize(request).await).await?;
-        Ok(SummaryEvents { messages, failure: Some(failure) })
-    }
-}
-
-impl SummaryEvents {
-    /// Waits for the next event; `None` at the end. Fails with the server's error, or with the document reader's.
-    pub async fn next(&mut self) -> Result<Option<SummarizeEvent>> {
-        loop {
-            let message = match &mut self.failure {
-                None => self.messages.next().await?,
-                // First, so that the beginning of a document is never summarized as the whole.
+impl<M> MessageStream<M> {
+    /// Waits for the next message; `None` at the end. Fails with the server's error, or with the error of reading what the request sends.
+    pub async fn next(&mut self) -> Result<Option<M>> {
+        let message = loop {
+            match &mut self.failure {
+                None => break self.messages.message().await,
+                // First, so that the answer to the beginning of a text is never taken for that to the whole.
                 Some(failure) => tokio::select! {
                     biased;
                     failed = failure => match failed {
                         Ok(error) => return Err(error),
                         // The reader has ended without an error.
-                        Err(_) => {
-                            self.failure = None;
-                            continue;
-                        }
+                        Err(_) => self.failure = None,
                     },
-                    message = self.messages.next() => message?,
+                    message = self.messages.message() => break message,
                 },
-            };
-            return match message {
-                None => Ok(None),
-                Some(SummarizeResponse { event: Some(event) }) => Ok(Some(event)),
-                Some(SummarizeResponse { event: None }) => continue,
-            };
-        }
+            }
+        };
+        self.client.answered(message).await
+    }
+}
+
+/// A text or a document that is sent while it is read.
+pub struct Upload<P> {
+    /// Its parts, in order. It ends when the sender is dropped.
+    pub parts: mpsc::Receiver<P>,
+    /// The reader's error, if reading fails. The reader sends it before it drops the sender of the parts.
+    pub failure: oneshot::Receiver<Error>,
+}
+
+/// Summaries and compression.
+impl Client {
+    /// Starts to summarize a document.
+    pub async fn summarize(
+        &self,
+        options: SummarizeOptions,
+        document: Upload<DocumentChunk>,
+    ) -> Result<MessageStream<SummarizeResponse>> {
+        use summarize_request::Part;
+        let Upload { parts, failure } = document;
+        let first = once(SummarizeRequest { part: Some(Part::Options(options)) });
+        let chunk = |chunk| SummarizeRequest { part: Some(Part::Chunk(chunk)) };
+        let request = self.request(first.chain(ReceiverStream::new(parts).map(chunk)));
+        let messages = self.stream(self.start_summarize(request).await).await?;
+        Ok(MessageStream { failure: Some(failure), ..messages })
+    }
+
+    /// Starts to compress a text.
+    pub async fn compress(
+        &self,
+        options: CompressOptions,
+        text: Upload<Vec<u8>>,
+    ) -> Result<MessageStream<CompressResponse>> {
+        use compress_request::Part;
+        let Upload { parts, failure } = text;
+        let first = once(CompressRequest { part: Some(Part::Options(options)) });
+        let text = |text| CompressRequest { part: Some(Part::Text(text)) };
+        let request = self.request(first.chain(ReceiverStream::new(parts).map(text)));
+        let messages = self.stream(self.codec().compress(request).await).await?;
+        Ok(MessageStream { failure: Some(failure), ..messages })
+    }
+
+    /// Starts to decompress data.
+    pub async fn decompress(
+        &self,
+        options: DecompressOptions,
+        data: Upload<Vec<u8>>,
+    ) -> Result<MessageStream<DecompressResponse>> {
+        use decompress_request::Part;
+        let Upload { parts, failure } = data;
+        let first = once(DecompressRequest { part: Some(Part::Options(options)) });
+        let data = |data| DecompressRequest { part: Some(Part::Data(data)) };
+        let request = self.request(first.chain(ReceiverStream::new(parts).map(data)));
+        let messages = self.stream(self.codec().decompress(request).await).await?;
+        Ok(MessageStream { failure: Some(failure), ..messages })
+    }
+
+    fn codec(&self) -> CodecClient<Channel> {
+        CodecClient::new(self.channel()).max_decoding_message_size(MESSAGE_BYTES)
     }
 }
 

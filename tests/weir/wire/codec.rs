@@ -1,6 +1,7 @@
 //! Compression of texts over gRPC, and its limits.
 
 use super::*;
+use crate::support::configured;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use weir_proto::v1::{
@@ -95,6 +96,16 @@ async fn texts_come_back_and_damaged_data_do_not() {
     let status = compress(&mut client, wrong_length, &text).await.unwrap_err();
     assert_refused(&status, Code::InvalidArgument, "BAD_OPTION");
     freed(&engine).await;
+}
+
+/// The model's normaliser would rewrite the text. Without it, the model lacks the letter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_letter_that_a_model_without_normaliser_lacks_is_named() {
+    let folder = configured(&converted("whitespaces"), |config| config["normaliser"] = json!("none"));
+    let (running, _) = served(folder.path()).await;
+    let status = compress(&mut codec_client(&running), CompressOptions::default(), "a Weir").await.unwrap_err();
+    assert_refused(&status, Code::InvalidArgument, "UNKNOWN_SYMBOL");
+    assert_eq!(status.message(), "text: expected symbols of the model's vocabulary, found 'W' at character 2");
 }
 
 #[tokio::test(flavor = "multi_thread")]

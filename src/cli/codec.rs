@@ -1,4 +1,4 @@
-//! `weir compress` and `weir decompress`: files to compressed files and back, by a server, which runs in this process unless `--server`
+//! `weir compress` and `weir decompress`: compress files and restore them, by a server, which runs in this process unless `--server`
 //! names another.
 //!
 //! Each file is a call. Calls run side by side, so that the blocks of all files are rows of one batch.
@@ -83,7 +83,7 @@ fn run(args: &CodecArgs, pairs: Vec<FilePair>, direction: Direction) -> Result<(
         progress: RefCell::new(CodingProgress { bar: Progress::texts(), done: vec![0; texts.len()], texts, began }),
     };
     let coded = Rc::new(coder).run_all(&pairs, side_by_side);
-    // Dropping the files that are not complete removes them.
+    // Dropping an incomplete output file removes it.
     let summaries = LocalSet::new().block_on(&served.runtime, coded)?;
     print(args, &pairs, &summaries, began.elapsed().as_secs_f64())
 }
@@ -154,7 +154,7 @@ pub struct DecompressArgs {
 /// Flags of both commands.
 #[derive(Debug, clap::Args)]
 struct CodecArgs {
-    /// Blocks that run side by side, as rows of one batch; at most 16 of a file.
+    /// Blocks that run side by side, as rows of one batch; at most 16 of one file.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = count(1..=MAX_ROWS), env = "WEIR_ROWS")]
     rows: usize,
     /// Symbols per step of all rows together, while texts are read. It changes the time, not the result.
@@ -297,7 +297,7 @@ struct OutputFile {
     file: Option<File>,
     partial: PathBuf,
     pair: FilePair,
-    /// Bytes that standard output got.
+    /// Bytes written to standard output.
     piped: u64,
     /// True if an existing file is replaced.
     overwrite: bool,
@@ -422,19 +422,19 @@ impl PartialFiles {
 /// Bytes of one read, and of a part of the request.
 const PIECE: u64 = 1 << 16;
 
-/// Blocks of a call that a server runs side by side.
+/// Maximum blocks of a call that a server runs side by side.
 const BLOCKS: usize = 16;
 
-/// Files that are coded side by side in this process: as many small ones as rows fill a batch.
+/// Maximum files that this process codes side by side. With one block each, they fill a batch of the default size.
 const FILES: usize = 16;
 
-/// Files that another server codes side by side. Other clients need its queue, too.
+/// Maximum files that another server codes side by side, because other clients need its queue.
 const SERVER_FILES: usize = 4;
 
 /// Bytes at the beginning of compressed data that hold the header.
 const HEADER: u64 = 256;
 
-/// What happens to the files.
+/// Whether files are compressed or decompressed, and the options of the calls.
 enum Direction {
     Compress(CompressOptions),
     Decompress(DecompressOptions),
@@ -449,7 +449,8 @@ impl Direction {
         }
     }
 
-    /// Returns what is known about a file's text before it is coded: of a pipe nothing, nor of other data than compressed ones.
+    /// Returns what is known about a file's text before it is coded. `None` for a pipe, and for data to decompress whose header is invalid
+    /// or does not state the length.
     fn text(&self, pair: &FilePair) -> Option<KnownText> {
         let bytes = pair.bytes().ok()??;
         match self {
@@ -475,7 +476,7 @@ struct KnownText {
     block: u64,
 }
 
-/// The progress of all files in bytes of their texts, of which a symbol has about one.
+/// The progress of all files, in bytes of their texts. A symbol counts as one byte.
 struct CodingProgress {
     bar: Progress,
     texts: Vec<Option<KnownText>>,
@@ -484,7 +485,8 @@ struct CodingProgress {
 }
 
 impl CodingProgress {
-    /// Takes a report about the first of the blocks of a file that run, at most `blocks` of them. The others are about as far.
+    /// Records a report about the first running block of a file. At most `blocks` of the file run side by side; the others are assumed to
+    /// be as far as the first.
     fn update(&mut self, index: usize, blocks: u64, progress: CodecProgress) {
         let Some(Some(text)) = self.texts.get(index) else { return };
         let before = progress.block * text.block;
@@ -513,7 +515,7 @@ enum CodedPart {
     Summary(CodecSummary),
 }
 
-/// The calls of a command.
+/// Runs the calls of a command.
 struct Coder {
     client: Client,
     direction: Direction,
@@ -526,7 +528,7 @@ struct Coder {
 }
 
 impl Coder {
-    /// Codes all files, some of them side by side, on the thread that waits for this. Returns their summaries. Fails with the first error.
+    /// Codes all files, at most `side_by_side` at a time, on the calling thread. Returns their summaries. Fails with the first error.
     async fn run_all(self: Rc<Self>, pairs: &[FilePair], side_by_side: usize) -> Result<Vec<CodecSummary>> {
         let mut summaries = vec![CodecSummary::default(); pairs.len()];
         let mut waiting = pairs.iter().cloned().enumerate();
@@ -609,7 +611,7 @@ impl Coder {
     }
 }
 
-/// Opens a file and reads it on a thread of its own, in full pieces: servers close a connection with many small messages.
+/// Opens a file and starts a thread that reads it in full pieces, because servers close a connection with many small messages.
 fn upload(pair: &FilePair) -> Result<Upload<Vec<u8>>> {
     let mut file = pair.open()?;
     let input = pair.input.clone();
@@ -627,7 +629,7 @@ fn upload(pair: &FilePair) -> Result<Upload<Vec<u8>>> {
                     }
                 }
                 Err(error) => {
-                    // Before the parts end, so that their end is not taken for the file's.
+                    // Sent before the parts end, so that their end is not mistaken for the end of the file.
                     let _ = failed.send(unreadable(FILE, &input)(error));
                     return;
                 }
@@ -637,13 +639,14 @@ fn upload(pair: &FilePair) -> Result<Upload<Vec<u8>>> {
     Ok(Upload { parts, failure })
 }
 
-/// Names the file in an error about a text or its data, and what standard output got before. An error of reading or writing names it.
+/// Adds the file's name to an error about its text or data, and states how many bytes standard output already has. Errors of reading or
+/// writing name the file themselves.
 fn in_file(path: &Path, error: Error, piped: u64) -> Error {
     if matches!(error, Error::Setting(_) | Error::Io { .. }) {
         return error;
     }
     let why = message(error);
-    // A flag is not the file's.
+    // An error about a flag does not concern the file.
     let file =
         if why.starts_with("--") { String::new() } else { format!("{}: ", printable(&path.display().to_string())) };
     let written =

@@ -112,13 +112,13 @@ pub(super) fn read_on_thread(work: impl FnOnce() + Send + 'static) -> Result<()>
     thread.map(drop).map_err(|source| Error::NoThread { work: "reading the input", source })
 }
 
-/// Parts of a call's input that wait to be sent.
+/// Maximum parts of a call's input that wait to be sent.
 pub(super) const WAITING_PARTS: usize = 4;
 
 pub(super) enum Document {
     /// A file; `-` is standard input.
     File(PathBuf),
-    /// A text of the command line or of a table of documents.
+    /// A text from the command line or from a table of documents.
     Text(String),
     /// Token ids, with the end-of-text id.
     Ids(Vec<u32>),

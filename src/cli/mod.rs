@@ -62,7 +62,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         output::to_stderr(format_args!("weir: warning: {flag} has a secret: {why}; use {variable} or {flag}-file"));
     }
     if !matches!(cli.command, Command::Serve(_)) {
-        // A server has a log instead.
+        // A server logs its warnings instead.
         let warnings = tracing_subscriber::fmt().with_env_filter("weir_models=warn").with_writer(std::io::stderr);
         let _ = warnings.without_time().with_target(false).with_ansi(false).try_init();
     }

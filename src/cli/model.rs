@@ -419,8 +419,8 @@ const UNLIMITED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// A limit in bytes or symbols that no call reaches.
 const ANY_NUMBER: usize = usize::MAX >> 8;
 
-/// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model and sends
-/// no logits.
+/// Flags for a model in this process, by clap's ids. Next to `--server` they are an error, because the server has loaded the model, sets
+/// its own batch and sends no logits.
 pub(super) const IN_PROCESS_FLAGS: [&str; 11] = [
     "require_sha256",
     "copy_tables",
@@ -507,7 +507,7 @@ impl ModelSourceArgs {
         self.open_with(None)
     }
 
-    /// Opens the model as [`open`](Self::open) does, in this process with kernels of an instruction set.
+    /// Opens the model as [`open`](Self::open) does. A model in this process uses the kernels of `isa`, if one is given.
     pub(super) fn open_with(&self, isa: Option<Isa>) -> Result<ModelSource> {
         let ServerArgs { server, api_key, tls } = &self.server;
         if let Some(address) = server {

@@ -119,7 +119,7 @@ pub(super) fn parse_windows(text: &str) -> std::result::Result<WindowOptions, St
     }
 }
 
-/// Returns the message of the windows that `flag` gives. Fails if a number is too large for it.
+/// Converts the windows that `flag` gives to a message. Fails if the length or stride exceeds `u32`.
 pub(super) fn wire_windows(flag: &'static str, size: WindowOptions) -> Result<Windows> {
     let narrow = |value: usize| {
         u32::try_from(value).map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))

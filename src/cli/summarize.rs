@@ -115,7 +115,7 @@ fn print(args: &Args, color: ColorChoice, summarize: impl FnOnce(&mut OnEvent<'_
     scores.map_or(Ok(()), |rouge| output::write(&self::rouge(&rouge)))
 }
 
-/// The name of the argument that is a document.
+/// Name of the positional argument that holds the document.
 const DOCUMENT: &str = "DOCUMENT";
 
 /// Summarizes a document: a text, a file, standard input, or ids.
@@ -332,7 +332,7 @@ impl GenerationArgs {
     }
 }
 
-/// Reads a document on a thread of its own, up to its end or until the call ends.
+/// Reads a document on another thread, up to its end or until the call ends.
 fn send(document: &Document, kept: &KeptText) -> Result<Upload<DocumentChunk>> {
     let (sender, parts) = mpsc::channel(WAITING_PARTS);
     let (failed, failure) = oneshot::channel();

@@ -378,8 +378,8 @@ fn shipped_shapes_have_the_parameters_in_their_names() {
 }
 
 /// Rows of a table of refused checkpoints: what is read, how its files are changed, and the whole message. A line `given …` holds
-/// for the rows after it: `small` for a checkpoint of [`entries::SMALL_CONFIG`], `sharded` for one in two files, `shapes/…` for one of models/shapes,
-/// `verify …` for a folder of tests/golden that the second implementation reads, and otherwise such a folder that weir
+/// for the rows after it: `small` for a checkpoint of [`entries::SMALL_CONFIG`], `sharded` for one in two files, `shapes/…` for one of
+/// models/shapes, `verify …` for a folder of tests/golden that the second implementation reads, and otherwise such a folder that weir
 /// converts or loads.
 fn refusals(table: &str) -> Vec<(&str, Vec<&str>, &str)> {
     let mut given = "";

@@ -477,7 +477,7 @@ fn an_index_must_agree_with_its_files() {
         let found = pickled.refused(|index| *index = change);
         assert!(found.starts_with(INDEX) && found.contains(key), "{found}");
     }
-    // a file next to an index counts
+    // the single file counts, even next to an index
     fs::write(pickled.path().join("pytorch_model.bin"), "").unwrap();
     let found = pickled.error();
     assert!(found.starts_with("pytorch_model.bin: the file: expected a zip archive"), "{found}");
@@ -485,7 +485,7 @@ fn an_index_must_agree_with_its_files() {
     assert!(load(pickled.path(), &settings()).is_ok());
 }
 
-/// As in transformers: tensors of another model, in the file, in a shard and in the index, or only in a shard.
+/// As in transformers. The tensors are in the single file, in a shard and in the index, or only in a shard.
 #[test]
 fn pickled_tensors_that_no_model_has_are_ignored() {
     let expected = load(&golden_data("t5").join("t5_v11"), &settings()).unwrap().card().parameters;

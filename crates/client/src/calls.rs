@@ -162,7 +162,7 @@ impl Client {
 pub struct MessageStream<M> {
     client: Client,
     messages: Streaming<M>,
-    /// The error of reading what the request sends; `None` once it is read.
+    /// Receives the error of reading what the request sends; `None` once all of it has been read.
     failure: Option<oneshot::Receiver<Error>>,
 }
 
@@ -172,7 +172,7 @@ impl<M> MessageStream<M> {
         let message = loop {
             match &mut self.failure {
                 None => break self.messages.message().await,
-                // First, so that the answer to the beginning of a text is never taken for that to the whole.
+                // Polled first, so that the answer to a text's beginning is never taken for the answer to the whole text.
                 Some(failure) => tokio::select! {
                     biased;
                     failed = failure => match failed {
@@ -190,7 +190,7 @@ impl<M> MessageStream<M> {
 
 /// A text or a document that is sent while it is read.
 pub struct Upload<P> {
-    /// Its parts, in order. It ends when the sender is dropped.
+    /// The parts, in order. The upload ends when their sender is dropped.
     pub parts: mpsc::Receiver<P>,
     /// The reader's error, if reading fails. The reader sends it before it drops the sender of the parts.
     pub failure: oneshot::Receiver<Error>,

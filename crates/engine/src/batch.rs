@@ -547,7 +547,7 @@ impl ConstraintList {
 /// Constraints of one request.
 struct LentWork {
     constraints: Vec<ConstraintMatcher>,
-    /// The number of them of which it is known what may follow.
+    /// The number of `constraints`, from the first, whose allowed symbols have been found.
     found: usize,
     sender: SyncSender<Result<Vec<ConstraintMatcher>>>,
     waker: Waker,
@@ -594,8 +594,8 @@ impl Drop for ConstraintThreads {
 }
 
 impl ConstraintWork {
-    /// Waits for work, and finds what may follow one text of the tenant after the one whose turn was last. Returns false once there will
-    /// be none.
+    /// Waits for work and finds the symbols that may follow one text. The text belongs to the tenant after the one whose turn was last.
+    /// Returns false once no work will come.
     fn run_next(&self) -> bool {
         let idle = |list: &mut ConstraintList| list.next_tenant().is_none() && !list.is_closed;
         let mut list = self.changed.wait_while(lock(&self.list), idle).unwrap_or_else(PoisonError::into_inner);
@@ -619,7 +619,7 @@ impl ConstraintWork {
 }
 
 impl LentWork {
-    /// Finds what may follow the next text. Returns the work if there are more, else sends the result.
+    /// Finds the symbols that may follow the next text. Returns the work if more texts are left, else sends the result.
     fn run_next(mut self) -> Option<Self> {
         let Some(found) = caught(|| self.constraints.get_mut(self.found).map_or(Ok(()), ConstraintMatcher::catch_up))
         else {
@@ -1045,7 +1045,7 @@ mod tests {
     use crate::constraint::Constraint;
     use weir_models::text::{TextNormaliser, Vocabulary};
 
-    /// Returns the matcher of a text that begins with this byte, which another thread is to follow.
+    /// Returns the matcher of a text that begins with this byte. It has fallen behind, so that another thread must catch up.
     fn behind(symbol: u32) -> ConstraintMatcher {
         let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
         let compiled = ConstraintCompiler::new(Arc::new(vocabulary)).compile(&Constraint::Regex("a+".into())).unwrap();
@@ -1070,7 +1070,7 @@ mod tests {
             work.run_next();
             lock(&work.list).latest.to_string()
         };
-        // a turn is one text, also of a request with several
+        // a turn is one text, even if a request has several
         assert_eq!([turn(), turn()], ["a", "b"]);
         assert!(receivers[0].try_recv().is_err());
         // while a thread works for one of them, the other thread works for another one

@@ -1,8 +1,8 @@
 //! Finds words of a text that are probably misspelt: a spelling one edit away is far more probable in their place.
 //!
-//! One pass over the text gives the log-probability of each symbol and of the most probable symbol in its place. Where these allow that
-//! another spelling is far more probable than a word, a search of ranked completions looks for one, before the character that
-//! follows the word. What follows that character is not compared: on held-out text it changes nothing.
+//! One pass over the text gives the log-probability of each symbol and of the most probable symbol in its place. If these
+//! permit a spelling far more probable than the word, a search of ranked completions looks for one that the same character
+//! follows. What comes after that character is not compared: on held-out text it changes nothing.
 
 use crate::{
     api::{Event, Events, Job, Terms},
@@ -292,14 +292,14 @@ fn without_quotes(text: &str, bytes: Range<usize>) -> Range<usize> {
 }
 
 impl Word {
-    /// Returns ln p of the word and of the symbol after it; none if no other spelling can be more probable by as much as needed.
+    /// Returns ln p of the word and of the symbol after it; `None` if no other spelling can be more probable by `needed`.
     fn suspicious_logprob(&self, characters: &[EmittedSymbol], needed: f64) -> Option<f64> {
         let mut own = 0.0;
         let mut bound = f64::NEG_INFINITY;
         for EmittedSymbol { logprob, top, .. } in characters.get(self.symbols.start..=self.symbols.end)? {
             let logprob = f64::from((*logprob)?);
             let most = f64::from(top.first()?.1);
-            // another spelling has the same symbols up to some place, and another symbol there
+            // another spelling agrees with the word up to some place, and has another symbol there
             let other = if most > logprob { most } else { (-logprob.exp_m1()).ln() };
             bound = bound.max(own + other);
             own += logprob;

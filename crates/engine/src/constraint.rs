@@ -46,14 +46,14 @@ use weir_models::text::Vocabulary;
 /// Maximum bytes of a constraint's text.
 pub const MAX_SOURCE_BYTES: usize = 64 << 10;
 
-/// Maximum classes such as `\w` and `\p{L}` in a constraint's text, of which each takes [`CLASS_BYTES`] while it is compiled.
+/// Maximum classes such as `\w` and `\p{L}` in a constraint's text. Each takes [`CLASS_BYTES`] while the constraint is compiled.
 const MAX_CLASSES: usize = 2000;
 
-/// Maximum product of the lengths of the expressions that one string must match. The memory that their intersection takes grows as the
-/// product, within one step, so the parser's own limits stop it too late.
+/// Maximum product of the lengths of the expressions that one string must match. The memory of their intersection grows with the product
+/// within a single step, so the parser's own limits would stop it too late.
 const MAX_INTERSECTION: usize = 10_000_000;
 
-/// Length that counts for a `format` of a schema.
+/// Length that a `format` of a schema counts as.
 const FORMAT_LENGTH: usize = 100;
 
 /// Maximum texts of a choice.
@@ -106,10 +106,10 @@ const PARSER_BYTES: usize = 2 << 20;
 /// Maximum bytes of a matcher.
 pub const MAX_MATCHER_BYTES: usize = NFA_BYTES + CACHE_BYTES;
 
-/// Bytes that count while a schema or grammar is compiled: the most that any took in trials of its limits.
+/// Bytes that count while a schema or grammar is compiled: the most that any took in trials at these limits.
 const COMPILE_BYTES: usize = 24 << 20;
 
-/// Bytes of a class's ranges in an expression, and in its copy for a vocabulary.
+/// Bytes that a class's ranges take, in an expression and in its copy for a vocabulary.
 const CLASS_BYTES: usize = 13_000;
 
 /// Maximum bytes of a character.
@@ -196,7 +196,7 @@ impl Constraint {
         }
     }
 
-    /// Returns the bytes that count while it is compiled.
+    /// Returns the bytes that count for a tenant while the constraint is compiled.
     pub fn compile_bytes(&self) -> usize {
         match self {
             Self::Regex(source) => MAX_MATCHER_BYTES + count_classes(source) * CLASS_BYTES,
@@ -231,7 +231,7 @@ impl Constraint {
     }
 }
 
-/// Returns the number of classes such as `\w` in a text, at least.
+/// Counts classes such as `\w` in a text by their first two characters, without parsing the text.
 fn count_classes(source: &str) -> usize {
     let is_class = |pair: &&[u8]| matches!(pair, [b'\\', class] if b"pPwWdDsS".contains(class));
     source.as_bytes().windows(2).filter(is_class).count()
@@ -404,8 +404,8 @@ impl WatchedParsers {
     }
 }
 
-/// Runs what makes a parser on a thread of its own, whose stack holds the recursion of the largest grammar. Whoever waits for what it
-/// sends may give up: the thread counts for its tenant until it ends, and then drops what it made.
+/// Starts a thread that makes a parser. Its stack holds the recursion of the largest grammar. The receiver of the parser may be dropped
+/// early: the thread counts for its tenant until it ends, and then drops the parser.
 fn on_large_stack<T: Send + 'static>(
     symbols: &Arc<Symbols>,
     tenant: &str,
@@ -718,7 +718,7 @@ fn check_intersection(field: &'static str, length: usize, unit: &'static str) ->
     }
 }
 
-/// Refuses a schema that its parser might take too long for, or whose texts might not satisfy it.
+/// Refuses a schema that might take its parser too long, or whose texts might not satisfy it.
 fn check_schema(field: &'static str, schema: &Value) -> Result<()> {
     let schemas = count_schemas(schema);
     if schemas > MAX_RULES {
@@ -743,7 +743,7 @@ fn longest_pattern(schema: &Value) -> usize {
 struct Patterns<'a> {
     root: &'a Value,
     longest: usize,
-    /// The products of what references refer to.
+    /// The products of referenced parts, by reference.
     known: HashMap<&'a str, usize>,
 }
 
@@ -764,7 +764,7 @@ impl<'a> Patterns<'a> {
                 ("anyOf" | "oneOf", Value::Array(_)) => self.largest(value),
                 ("const" | "enum" | "default" | "examples" | "$defs" | "definitions", _) => 1,
                 ("patternProperties", Value::Object(names)) => {
-                    // no name may match two of them, which is checked
+                    // no name may match two of them: the check intersects each pair
                     let mut lengths: Vec<usize> = names.keys().map(String::len).collect();
                     lengths.sort_unstable();
                     let pair = lengths.iter().rev().take(2).copied().fold(1, usize::saturating_mul);
@@ -786,13 +786,13 @@ impl<'a> Patterns<'a> {
         members(parts).into_iter().map(|(_, part)| self.intersection(part)).max().unwrap_or(1)
     }
 
-    /// Returns the product of what a reference refers to. A reference to what it is part of counts as the longest pattern.
+    /// Returns the product of the part that a reference names. A reference to a part that contains it counts as the longest pattern.
     fn referred(&mut self, reference: &'a str) -> usize {
         if let Some(known) = self.known.get(reference) {
             return *known;
         }
         self.known.insert(reference, self.longest);
-        // as the parser finds it
+        // resolves the reference as the parser does
         let path = reference.strip_prefix("#/").filter(|path| !path.is_empty());
         let target = path.map_or(Some(self.root), |path| {
             path.split('/').try_fold(self.root, |at, name| match at {
@@ -815,7 +815,7 @@ fn count_schemas(schema: &Value) -> usize {
     }
 }
 
-/// A `minProperties` that texts could meet by repeating a name, which then counts once.
+/// A `minProperties` that the parser would let a text meet by repeating a name, although a repeated name counts once.
 struct LeastProperties {
     /// JSON pointer of the object's schema.
     pointer: String,
@@ -831,7 +831,7 @@ impl LeastProperties {
     }
 }
 
-/// Finds a schema that asks for more members of an object than it requires by name, but for one.
+/// Finds a schema whose `minProperties` exceeds the number of its required names by more than one.
 fn find_least_properties(schema: &Value) -> Option<LeastProperties> {
     if let Value::Object(members) = schema {
         let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
@@ -873,8 +873,8 @@ fn schema_fault(schema: Value) -> Option<String> {
     panic_utils::catch_unwind(AssertUnwindSafe(compile)).err().map(|error| format!("{error:#}"))
 }
 
-/// Returns the JSON pointer of the smallest part of a schema that has the schema's fault by itself, as far as it is found within
-/// [`STEP_TIME`]; `None` if the schema has none.
+/// Returns the JSON pointer of the smallest part of a schema that alone has the schema's fault, or of the smallest one found within
+/// [`STEP_TIME`]. `None` if the schema has no fault.
 fn fault_pointer(schema: &Value) -> Option<String> {
     let fault = schema_fault(schema.clone())?;
     let until = now() + STEP_TIME;
@@ -907,7 +907,7 @@ fn fault_pointer(schema: &Value) -> Option<String> {
 }
 
 /// Refuses a grammar that could exhaust the stack of its parser, or allow bytes that are no text. Splits it as its lexer does: texts,
-/// regular expressions and comments hide what is in them. Follows the references of schemas in it by recursion.
+/// regular expressions and comments hide what is in them. Follows references in its schemas by recursion.
 fn check_grammar(field: &'static str, source: &str) -> Result<()> {
     let mut depth = 0_usize;
     let mut negations = 0_usize;
@@ -1043,8 +1043,8 @@ fn ready_parser(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols
     Ok(ready)
 }
 
-/// Returns true if no byte may follow a text, of which `matcher` follows none yet, and it may not end either. The parser that fails there
-/// keeps no reason but a text.
+/// Returns true if no byte may follow `text` and it may not end either. `matcher` has not read any of it yet. This asks the parser again,
+/// because the error of a parser that is stuck states the reason only as text.
 fn is_stuck(mut matcher: Matcher, text: &[u32], symbols: &Symbols, limit: Duration) -> bool {
     symbols.limit_time(&mut matcher, limit, |matcher| {
         text.iter().all(|symbol| matcher.consume_token(*symbol).is_ok())
@@ -1053,8 +1053,8 @@ fn is_stuck(mut matcher: Matcher, text: &[u32], symbols: &Symbols, limit: Durati
     })
 }
 
-/// Returns true if the grammar has a text that ends: if its start leads to characters alone. If `checks_lexemes`, a terminal of which no
-/// text matches leads to none.
+/// Returns true if the grammar has a text that ends: if its start leads to characters alone. If `checks_lexemes`, a terminal that matches
+/// no text leads to no characters.
 fn has_text(grammar: &CGrammar, checks_lexemes: bool) -> bool {
     let lexemes = grammar.lexer_spec();
     let mut lexer = checks_lexemes.then(|| lexemes.to_regex_vec(&mut LIMITS.clone()).ok()).flatten();
@@ -1097,7 +1097,7 @@ fn has_text(grammar: &CGrammar, checks_lexemes: bool) -> bool {
 /// The expectation in the error about a form that no text has.
 const FORM_OF_A_TEXT: &str = "a form that some text has";
 
-/// Returns a parser's reason without its own marks and the place of a panic.
+/// Returns the reason in a parser's error, without the parser's own marks and the place of a panic.
 fn own_reason(reason: &str) -> String {
     let reason = reason.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
     clip(reason.trim(), REASON_BYTES)
@@ -1225,7 +1225,7 @@ impl ConstraintMatcher {
                     let follows = !bytes.is_empty() && matcher.consume(bytes);
                     follows.then_some(()).ok_or_else(|| format!("id {symbol}, which may not follow"))
                 }
-                // the parser also fails where the symbol takes too much work
+                // the parser also fails if the symbol takes too much work
                 MatcherState::Grammar(matcher) => compiled
                     .symbols
                     .limit_time(matcher, limit, |matcher| matcher.consume_token(symbol))
@@ -1646,7 +1646,7 @@ mod tests {
     }
 
     /// Checks a value by the keywords of [`random_schema`], independently of the parser. The crate jsonschema takes over a
-    /// minute to build; `docs/tests/test_constraints.py` asks Python's package.
+    /// minute to build; `docs/tests/test_constraints.py` checks with Python's package of that name.
     fn satisfies(schema: &Value, value: &Value) -> bool {
         let number = |key: &str| schema.get(key).and_then(Value::as_i64);
         let kind = match schema.get("type").and_then(Value::as_str) {
@@ -1872,7 +1872,7 @@ mod tests {
         }
     }
 
-    /// Returns a schema that refers to another one as often; each adds a pattern to the same string.
+    /// Returns a schema with a chain of this many references, each of which adds a pattern to the same string.
     fn linked(links: usize) -> Value {
         let link = |id: usize| match id {
             0 => json!({ "type": "array" }),
@@ -2021,7 +2021,7 @@ mod tests {
         }
     }
 
-    /// Parsers that nobody waits for any more take the places of their tenant, which has no more of them.
+    /// Parsers that nobody waits for any more still occupy their tenant's places, so a tenant never has more of them.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "shows that a thread waits")]
     fn late_parsers_do_not_accumulate() {
@@ -2052,7 +2052,7 @@ mod tests {
             let waiting = scope.spawn(|| begin("a"));
             thread::sleep(Duration::from_millis(20));
             assert!(!waiting.is_finished() && running() == TENANT_COMPILING + 1);
-            // one of them, or the other tenant's
+            // one of the two may end the other tenant's thread
             (0..2).for_each(|_| end.send(()).unwrap());
             waiting.join().unwrap();
         });

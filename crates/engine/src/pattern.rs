@@ -239,7 +239,7 @@ impl fmt::Debug for Pattern {
     }
 }
 
-/// Parses a regular expression. Fails with the position and the reason, also of an assertion inside of the text.
+/// Parses a regular expression. Refuses assertions inside of the text. Errors state the position and the reason.
 pub(crate) fn parse_regex(field: &'static str, source: &str) -> Result<Hir> {
     let place = |span: &Span| {
         let before = source.get(..span.start.offset).unwrap_or_default();
@@ -270,7 +270,7 @@ struct Edges {
     end: bool,
 }
 
-/// Returns the first assertion that is not about an edge of the text which it touches.
+/// Returns the first assertion that is not about an edge of the text at which it stands.
 fn inner_assertion(ast: &Ast, edges: Edges) -> Option<&Assertion> {
     match ast {
         Ast::Assertion(assertion) => {
@@ -303,7 +303,7 @@ fn inner_assertion(ast: &Ast, edges: Edges) -> Option<&Assertion> {
     }
 }
 
-/// Returns true if the part of an expression matches an empty text at most.
+/// Returns true if the part of an expression matches no text but the empty one.
 fn is_empty(ast: &Ast) -> bool {
     match ast {
         Ast::Empty(_) | Ast::Flags(_) | Ast::Assertion(_) => true,
@@ -321,7 +321,7 @@ pub(crate) fn choice(texts: &[String]) -> Hir {
 }
 
 impl Pattern {
-    /// Compiles an expression for texts of these symbols. Fails if no such text matches, and if it is too large.
+    /// Compiles an expression for texts of these symbols. Fails if no such text matches, or if the expression is too large.
     pub(crate) fn new(field: &'static str, hir: &Hir, trie: &SymbolTrie) -> Result<Self> {
         let whole = restrict(hir, None);
         if is_fail(&whole) {
@@ -465,8 +465,8 @@ fn is_fail(hir: &Hir) -> bool {
     matches!(hir.kind(), HirKind::Class(class) if class.is_empty())
 }
 
-/// Removes characters outside of `alphabet`, what cannot match without them, groups, and assertions, which [`parse_regex`] leaves at the
-/// edges of the text only, where they hold. An expression that matches nothing becomes [`Hir::fail`].
+/// Removes characters outside of `alphabet`, what cannot match without them, groups, and assertions. [`parse_regex`] permits assertions
+/// only at the edges of the text, where they hold. An expression that matches nothing becomes [`Hir::fail`].
 fn restrict(hir: &Hir, alphabet: Option<&ClassUnicode>) -> Hir {
     match hir.kind() {
         HirKind::Empty | HirKind::Look(_) => Hir::empty(),

@@ -266,7 +266,7 @@ pub(crate) struct ChoiceScores {
     /// The index of the text that the row is fed, and the number of its symbols that it was fed.
     current: usize,
     fed: usize,
-    /// The number of its symbols that a lost row was fed.
+    /// The number of the current text's symbols that a lost row was fed.
     fed_before: usize,
     /// Has seen the symbols that the row was fed.
     sampler: Sampler,
@@ -445,7 +445,7 @@ impl ChoiceScores {
         self.sampler = sampler.unconstrained();
     }
 
-    /// Returns true if a lost row was fed what is fed next.
+    /// Returns true if the next feed repeats symbols that a lost row was fed.
     pub(crate) fn is_repeating(&self) -> bool {
         self.fed < self.fed_before
     }

@@ -296,8 +296,8 @@ pub fn set_default(name: &str, value: &str) {
 }
 
 /// Lets glibc give the memory of large requests back when they end: blocks of 256 KiB and more are mapped one by one, and all
-/// threads share two heaps. By default a few requests of 4 MiB leave hundreds of MiB with the process. A heap keeps 4 MiB at its end for
-/// the next requests, instead of 128 KiB: the system would clear that memory again and again.
+/// threads share two heaps. By default a few requests of 4 MiB leave hundreds of MiB with the process. A heap keeps 4 MiB
+/// instead of 128 KiB at its end for the next requests, because the system would otherwise clear that memory for each of them.
 pub fn return_large_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (option, value) in

@@ -268,7 +268,7 @@ impl Wait {
         if self.spins() { hint::spin_loop() } else { thread::yield_now() }
     }
 
-    /// Returns true until the thread offers its core to others.
+    /// Returns true as long as the thread spins. After that, it offers its core to others.
     fn spins(&self) -> bool {
         self.time < SPIN && self.polls < MAX_POLLS
     }
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(count.load(Relaxed), 8);
     }
 
-    /// Processes that need the core get it after 50 µs.
+    /// Other processes that need the core get it after 50 µs.
     #[test]
     fn a_waiting_thread_soon_offers_its_core() {
         let spun = || {

@@ -554,9 +554,10 @@ impl CompletionRequest {
         Ok(call_messages(options, self.document.as_deref().unwrap_or_default()))
     }
 
-    /// Returns the requests of `Summarize` of a completion by a model that summarizes, one for each prompt. Ids that do not end with the
-    /// end mark get it: clients of models that continue texts add none. Fails if an option is unsupported; `Summarize` checks the
-    /// others. Without a temperature above 0, the text is searched by these `rules`, or greedy if their search lacks an option.
+    /// Returns the messages of `Summarize` for a completion by a model that summarizes, one list for each prompt. Ids that do not end with
+    /// the end mark get it: clients of models that continue texts add none. Without a temperature above 0, the text comes from a beam
+    /// search by these `rules`, or is greedy if the search lacks one of the options. Fails if an option is unsupported; `Summarize` checks
+    /// the others.
     pub(crate) fn summarize_requests(
         &self,
         model: &str,
@@ -663,7 +664,7 @@ impl CompletionRequest {
         Ok(())
     }
 
-    /// Returns true if an option changes a greedy text, but no beam search by these rules.
+    /// Returns true if an option is set that changes a greedy text, but not a beam search by these rules.
     fn has_unsearched(&self, rules: SearchRules, beam: Option<u32>) -> bool {
         let is_set = |neutral, value| other_than(neutral, value).is_some();
         let penalizes = is_set(0.0, self.presence_penalty) || is_set(0.0, self.frequency_penalty);
@@ -672,7 +673,7 @@ impl CompletionRequest {
         penalizes || repeats || !self.logit_bias.0.is_empty()
     }
 
-    /// Fails if an option of sampling, without a temperature, would choose among tokens of a text that is searched.
+    /// Fails if an option limits the tokens to sample from. Called for requests without a temperature, whose text is searched.
     fn reject_cuts(&self) -> Result<()> {
         for (field, found) in [
             ("top_k", self.top_k()?.filter(|k| *k != 0).map(|k| k.to_string())),

@@ -62,7 +62,7 @@ fn texts_do_not_depend_on_company_memory_or_speculation() {
             forced += output.usage.forced_chars;
             assert_eq!(without_counts(output), without_counts(alone(job(seed), 1000)), "job {seed}, {speculation}");
         }
-        // fewer where a busy machine makes masks late
+        // fewer if a busy machine delays masks
         assert!(forced > 20, "{forced}");
         assert_idle(&toy, &engine);
         assert!(memory == usize::MAX || engine.counters().preemptions > 0);

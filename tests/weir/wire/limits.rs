@@ -359,8 +359,8 @@ async fn watches_of_many_callers_leave_room_for_checks() {
     tokio::time::timeout(Duration::from_secs(30), closed).await.unwrap();
 }
 
-/// Each connection has a stream that watches health, or a health check that is not read, for which its client needs no key. A closed
-/// connection is opened again. Other clients connect and are served all the while.
+/// Each connection has a stream that watches health, or a health check whose answer is not read. Neither needs a key. A closed connection
+/// is opened again. Other clients connect and are served all the while.
 #[tokio::test]
 async fn calls_without_a_key_on_all_connections_leave_some_to_others() {
     let unread = connections::frame(connections::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]);

@@ -148,7 +148,7 @@ impl TryFrom<Kinds> for VocabularyConfig {
     }
 }
 
-/// Returns true unless a folder's `config.json` can be read and states no format, as Hugging Face's does not.
+/// Returns false if a folder's `config.json` can be read and states no format, like those of Hugging Face; otherwise true.
 pub(crate) fn has_format(dir: &Path) -> bool {
     #[derive(Deserialize)]
     struct FormatKey {

@@ -149,7 +149,7 @@ impl CheckpointSource {
         weights::require_digest(self.card()?, &self.path())
     }
 
-    /// Checks that the weights have the tensors of `specs`, and others only in a folder of Hugging Face, without reading their elements.
+    /// Checks that the weights have the tensors of `specs`, without reading elements. Only a folder of Hugging Face may have other tensors.
     pub fn check_headers(&self, specs: &[TensorSpec]) -> Result<()> {
         match self {
             Self::Folder(folder) => check_headers(folder, specs, unused_tensors(folder)),
@@ -185,8 +185,8 @@ impl CheckpointSource {
         }
     }
 
-    /// Reads the tensors of `specs` and the SHA-256 of the weights, which have others only in a folder of Hugging Face. Reports bytes read
-    /// and to read to `progress`.
+    /// Reads the tensors of `specs`, and the SHA-256 of the weights. Only a folder of Hugging Face may have other tensors. Reports bytes
+    /// read and to read to `progress`.
     pub fn weights(&self, specs: &[TensorSpec], progress: &mut dyn FnMut(u64, u64)) -> Result<(Weights, String)> {
         let checkpoint = match self {
             Self::Folder(folder) => return read_weights_with(folder, specs, unused_tensors(folder), progress),
@@ -200,7 +200,7 @@ impl CheckpointSource {
     }
 }
 
-/// Returns what becomes of tensors in a folder that its model does not use.
+/// Returns whether tensors that a folder's model does not use are refused or ignored.
 fn unused_tensors(folder: &Path) -> UnusedTensors {
     if config::has_format(folder) { UnusedTensors::Refused } else { UnusedTensors::Ignored }
 }

@@ -1,5 +1,5 @@
-//! Reads weights: the specified tensors, every number finite, hashed on the way; other tensors are an error, except in Hugging Face's
-//! folders. Tensors keep the number type of their file, so that a bf16 or int8 checkpoint does not take the memory of f32 while it is
+//! Reads weights: the specified tensors, every element finite, hashed on the way. Other tensors are an error, except in folders of Hugging
+//! Face. Tensors keep the number type of their file, so that a bf16 or int8 checkpoint does not take the memory of f32 while it is
 //! loaded.
 
 pub use crate::checkpoint::file_dtype::FileDtype;
@@ -24,7 +24,7 @@ use weir_kernels::error::{Error, QUOTED, Result, clip, printable};
 /// What becomes of tensors that a model does not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnusedTensors {
-    /// They are an error, except for constants: in weir's own format, and in projects that load weights strictly.
+    /// They are an error, except for constants. Used for weir's own format, and for projects that load weights strictly.
     Refused,
     /// They are left unread, as in transformers, and a warning names them.
     Ignored,
@@ -585,8 +585,8 @@ pub fn shards(dir: &Path) -> Result<Vec<Shard>> {
     if shards.is_empty() { Err(missing(dir, dir.join(WEIGHTS_FILE))) } else { Ok(shards) }
 }
 
-/// Returns the files of weights of a format: the one file, as transformers does even next to an index, or those of an index, which must
-/// be plain files of the folder.
+/// Returns the files of weights of a format: the single file if there is one, even next to an index, as in transformers; otherwise those of
+/// the index, which must be plain files of the folder.
 pub(crate) fn shards_of(dir: &Path, kind: FileKind) -> Result<Vec<Shard>> {
     if let Some(file) = files::present(dir, kind.single)? {
         return Ok(vec![Shard { file, names: None }]);
@@ -671,10 +671,10 @@ pub(crate) fn none_missing(file: &Path, missing: impl IntoIterator<Item = impl A
     none_of(file, missing, if is_head { EXPECTED_HEAD } else { "a tensor" }, "none")
 }
 
-/// Names of ignored tensors that a warning has.
+/// Maximum names in a warning about ignored tensors.
 const NAMED: usize = 3;
 
-/// Warns of tensors at `place` that a model does not use; nothing happens if there are none.
+/// Warns of tensors at `place` that a model does not use, if there are any.
 pub(crate) fn warn_of_unused<'a>(place: &Path, names: impl IntoIterator<Item = &'a str>) {
     let names: BTreeSet<&str> = names.into_iter().collect();
     if names.is_empty() {
@@ -905,7 +905,7 @@ pub fn read_weights_with_progress(
     read_weights_with(dir, specs, UnusedTensors::Refused, progress)
 }
 
-/// Reads weights as [`read_weights_with_progress`] does; files may have `unused` tensors if they are ignored.
+/// Reads weights as [`read_weights_with_progress`] does. `unused` tells whether the files may have other tensors.
 pub fn read_weights_with(
     dir: &Path,
     specs: &[TensorSpec],
@@ -966,8 +966,8 @@ impl FilesDigest {
     }
 }
 
-/// Checks the headers of the weights in `dir`, but reads no elements. Fails unless the files hold these tensors, and others only if
-/// `unused` ones are ignored.
+/// Checks the headers of the weights in `dir`, but reads no elements. Fails unless the files hold these tensors. `unused` tells whether
+/// they may have others.
 pub fn check_headers(dir: &Path, specs: &[TensorSpec], unused: UnusedTensors) -> Result<()> {
     open_shards(dir, specs, unused).map(|_| ())
 }
@@ -1023,8 +1023,8 @@ fn check_present(file: &Path, specs: &[TensorSpec], is_present: impl Fn(&str) ->
     none_missing(file, missing)
 }
 
-/// Marks the tensors of `specs` in the headers, which may have constants and copies of tied matrices as well, and others if `unused`
-/// ones are ignored. Returns the names of scales.
+/// Marks the tensors of `specs` in the headers. They may also have constants and copies of tied matrices, and any others if `unused`
+/// tensors are ignored. Returns the names of scales.
 fn select<R>(shards: &mut [OpenShard<R>], specs: &[TensorSpec], unused: UnusedTensors) -> Result<BTreeSet<String>> {
     let by_name: HashMap<&str, &TensorSpec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
     let tied: HashMap<&str, &TensorSpec> = specs.iter().filter_map(|spec| Some((spec.tied_to?, spec))).collect();

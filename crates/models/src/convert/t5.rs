@@ -733,7 +733,7 @@ impl<'a> SourceWeights<'a> {
         self.read_pickles(all, progress)
     }
 
-    /// Reads the tensors of `specs` from the pickles; checks their names and shapes before any numbers.
+    /// Reads the tensors of `specs` from the pickles, after it has checked their names and shapes.
     fn read_pickles(&self, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64, u64)) -> Result<ReadWeights> {
         let mut specs: BTreeMap<String, TensorSpec> = specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();
         none_missing(&self.listing(), specs.keys().filter(|name| !self.names.contains(*name)))?;

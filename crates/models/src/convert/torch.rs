@@ -36,7 +36,7 @@ pub(super) struct TorchFile {
 pub(super) struct TorchTensor {
     pub shape: Vec<usize>,
     storage: String,
-    /// Class of its storage, also one that no model computes with.
+    /// Class of its storage, which may be one that no model computes with.
     class: String,
     storage_len: u64,
     offset: u64,
@@ -148,7 +148,7 @@ impl TorchFile {
         elements.iter().map(natural).collect()
     }
 
-    /// Reads a tensor's elements, row-major. Fails if its storage is missing, of another length or not of floats, or a number is not
+    /// Reads a tensor's elements, row-major. Fails if its storage is missing, has another length or no floats, or if an element is not
     /// finite.
     pub(super) fn read(&mut self, key: &str, tensor: &TorchTensor) -> Result<Vec<f32>> {
         let name = format!("{}/data/{}", self.folder, tensor.storage);

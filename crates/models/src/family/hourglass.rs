@@ -885,18 +885,18 @@ pub struct Work {
     wanted: Vec<usize>,
     chosen: Vec<usize>,
     head: HeadWork,
-    /// Buffers for the outputs of the next prompts' chunks, empty.
+    /// Empty buffers for the outputs of later prompts' chunks.
     outputs: Vec<Vec<f32>>,
 }
 
-/// Maximum floats of the outputs in flight for which a sequence keeps its own buffer.
+/// Maximum capacity, in floats, of an output buffer that a sequence keeps for itself.
 const OWN_OUTPUTS: usize = 1 << 13;
 
-/// Maximum buffers that wait for the next prompt.
+/// Maximum buffers that are kept for later prompts.
 const SPARE_OUTPUTS: usize = 8;
 
 impl Work {
-    /// Gives an earlier prompt's buffer to a sequence, in place of its own empty one: the system would clear the memory of a new one.
+    /// Replaces a sequence's own empty buffer with an earlier prompt's, because the system would clear the memory of a new one.
     fn take_outputs(&mut self, buffer: &mut Vec<f32>) {
         if buffer.capacity() <= OWN_OUTPUTS
             && let Some(spare) = self.outputs.pop()
@@ -905,7 +905,7 @@ impl Work {
         }
     }
 
-    /// Takes the buffer of a prompt that is finished back.
+    /// Takes back the buffer of a finished prompt.
     fn keep_outputs(&mut self, buffer: &mut Vec<f32>) {
         if buffer.capacity() > OWN_OUTPUTS && self.outputs.len() < SPARE_OUTPUTS {
             buffer.clear();

@@ -505,7 +505,7 @@ pub fn check_feed(card: &Card, row: &SequenceRow, ready: bool) -> Result<()> {
     Ok(())
 }
 
-/// Starts a feed of symbols: checks the row as [`check_feed`] does, and its symbols, and clears the decisions on earlier ones.
+/// Starts a feed of symbols: checks the row as [`check_feed`] does, checks its symbols, and clears the decisions on earlier symbols.
 pub fn start_feed(card: &Card, row: &mut SequenceRow, ready: bool) -> Result<()> {
     check_feed(card, row, ready)?;
     card.vocabulary.check_ids("feed", &row.feed)?;
@@ -513,7 +513,7 @@ pub fn start_feed(card: &Card, row: &mut SequenceRow, ready: bool) -> Result<()>
     Ok(())
 }
 
-/// Reports the pages of caches, each of which the state has once.
+/// Reports the pages of caches. The state holds each page once.
 pub fn own_pages<'a>(caches: impl IntoIterator<Item = &'a KvCache>, each: &mut dyn FnMut(PageUse)) {
     for page in caches.into_iter().flat_map(KvCache::pages) {
         each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
@@ -536,7 +536,7 @@ impl<S: State> Caches for StackCaches<'_, S> {
     }
 }
 
-/// Takes out the list `buffer` with the rows among `which` of that status, if there are any. The caller puts it back after its step.
+/// Fills `buffer` with the rows among `which` that have this status, and takes it if there are any. The caller puts it back after its step.
 pub fn with_status(
     status: StepStatus,
     rows: &[SequenceRow],

@@ -186,7 +186,7 @@ impl<M> Incoming<M> {
     }
 }
 
-/// Compiles a constraint. The memory that this may take counts for the tenant meanwhile.
+/// Compiles a constraint. Meanwhile, the memory that this may take counts for the tenant.
 pub(super) fn compile(
     engine: &Lease,
     memory: &Reservation,

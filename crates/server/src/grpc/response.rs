@@ -335,7 +335,7 @@ impl<E: MessageEncoder> ResponseStream<E> {
             match events.poll(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(event)) => {
-                    // Only the last event is logged, and to enter the span takes as long as to push characters.
+                    // Only the last event is logged, and entering the span takes as long as pushing characters.
                     if is_last(&event) {
                         let encoder = &mut self.encoder;
                         self.span.in_scope(|| encoder.push(event));

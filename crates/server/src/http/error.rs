@@ -164,7 +164,7 @@ impl<T: Serialize> IntoResponse for Json<T> {
 /// Returns a value as JSON, which has no line break. Some clients of server-sent events, such as Python's `splitlines`, also break
 /// lines at these characters.
 pub(crate) fn json_text(value: &impl Serialize) -> String {
-    // Nothing fails: all keys are texts.
+    // Never fails: all keys are strings.
     let json = serde_json::to_string(value).unwrap_or_default();
     if json.is_ascii() {
         return json;

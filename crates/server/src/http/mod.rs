@@ -288,7 +288,7 @@ fn router(state: ApiState) -> Router {
         .with_state(state)
 }
 
-/// Gives the responses of methods their request's id, and adds `OPTIONS` as [`with_options`] does.
+/// Adds the request's id to the responses of these methods, and adds `OPTIONS` as [`with_options`] does.
 fn with_id(methods: MethodRouter<ApiState>, allowed: &'static str) -> MethodRouter<ApiState> {
     with_options(methods.route_layer(from_fn(add_request_id)), allowed)
 }

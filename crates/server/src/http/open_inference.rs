@@ -258,7 +258,7 @@ impl Element {
         }
     }
 
-    /// Returns the value of a parameter, which is no row.
+    /// Returns the value of a parameter; `None` for a row.
     fn into_choice(self) -> Option<ParameterChoice> {
         match self {
             Self::Text(text) => Some(ParameterChoice::StringParam(text)),

@@ -151,7 +151,7 @@ struct ReservedBytes {
     expanded: usize,
 }
 
-/// The least works of a tenant that its memory holds at a time.
+/// The number of equal shares of a tenant's memory; [`Reservation::during`] reserves at most one of them.
 const WORK_SHARES: usize = 8;
 
 /// Bytes of the buffer with which tonic begins to decode; tungstenite's is smaller.
@@ -168,8 +168,8 @@ impl Reservation {
         &self.tenant
     }
 
-    /// Runs what takes at most `bytes` while it runs. They count up to a part of the tenant's memory: a tenant runs few of these at a
-    /// time, and its other requests need the rest.
+    /// Runs `work`, which takes at most `bytes` while it runs. They count for the tenant, but only up to a share of its memory: a tenant
+    /// runs few of these at a time, and its other requests need the rest.
     pub(crate) fn during<T>(&self, bytes: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let bytes = bytes.min(self.memory.tenant_limit / WORK_SHARES);
         self.add(bytes)?;
@@ -986,7 +986,7 @@ mod tests {
                     assert_eq!(memory.bytes.held(), (share + 7, 2));
                     Ok(())
                 })?;
-                // what the tenant holds otherwise
+                // another request of the tenant takes the rest
                 let body = reservation("a");
                 body.add(memory.tenant_limit - share).unwrap();
                 let refused = reservation("a").during(share, || Ok(()));

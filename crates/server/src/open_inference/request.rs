@@ -198,7 +198,8 @@ fn sampling_parameters(text: &str) -> Result<Map<String, Value>> {
     })
 }
 
-/// Returns the parameters of a request that are for the model. The tensor `sampling_parameters` may be one of them.
+/// Returns the parameters of a request that are for the model. A parameter `sampling_parameters` replaces the others, like the tensor
+/// of that name.
 fn parameters(all: HashMap<String, InferParameter>) -> Result<Map<String, Value>> {
     let choice = all.get(SAMPLING_PARAMETERS).and_then(|parameter| parameter.parameter_choice.as_ref());
     if let Some(ParameterChoice::StringParam(text)) = choice {

@@ -10,8 +10,8 @@
 use crate::{
     clock::{now, since},
     pattern::{
-        self, Allowed, CACHE_BYTES, NFA_BYTES, Pattern, PatternMatcher, STEP_TIME, Stuck, SymbolTrie, impossible,
-        too_slow,
+        self, Allowed, CACHE_BYTES, NAMED_CHARACTERS, NFA_BYTES, Pattern, PatternMatcher, STEP_TIME, Stuck, SymbolTrie,
+        impossible, too_slow,
     },
 };
 use llguidance::{
@@ -23,7 +23,7 @@ use llguidance::{
 };
 use lru::LruCache;
 use regex_syntax::hir::Hir;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap, HashSet},
@@ -724,7 +724,7 @@ fn check_schema(field: &'static str, schema: &Value) -> Result<()> {
     if schemas > MAX_RULES {
         return Err(too_many(field, schemas, "objects and truth values"));
     }
-    find_least_properties(schema).map_or(Ok(()), |fault| Err(fault.error(field)))
+    find_schema_fault(schema).map_or(Ok(()), |fault| Err(fault.error(field)))
 }
 
 /// Refuses a schema with a string that must match patterns whose intersection could take too much memory. Follows references by recursion.
@@ -815,39 +815,77 @@ fn count_schemas(schema: &Value) -> usize {
     }
 }
 
-/// A `minProperties` that the parser would let a text meet by repeating a name, although a repeated name counts once.
-struct LeastProperties {
-    /// JSON pointer of the object's schema.
+/// A keyword of a schema that the parser reads otherwise than the schema means it.
+struct SchemaFault {
+    /// JSON pointer of the keyword.
     pointer: String,
-    least: u64,
-    limit: u64,
+    value: String,
+    bound: String,
 }
 
-impl LeastProperties {
+impl SchemaFault {
+    fn new(keyword: &str, value: &Value, bound: String) -> Self {
+        SchemaFault { pointer: format!("/{keyword}"), value: value.to_string(), bound }
+    }
+
     fn error(&self, field: &'static str) -> Error {
-        let found = format!("{}, at #{}/minProperties", self.least, clip(&self.pointer, REASON_BYTES));
-        let bound = format!("minProperties of at most {}, one more than the required properties", self.limit);
-        Error::bad_option(field, found, bound)
+        let found = format!("{}, at #{}", clip(&self.value, REASON_BYTES), clip(&self.pointer, REASON_BYTES));
+        Error::bad_option(field, found, self.bound.clone())
     }
 }
 
-/// Finds a schema whose `minProperties` exceeds the number of its required names by more than one.
-fn find_least_properties(schema: &Value) -> Option<LeastProperties> {
-    if let Value::Object(members) = schema {
-        let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
-        let named = required.filter_map(Value::as_str).collect::<HashSet<_>>().len() as u64;
-        let has_others = members.get("additionalProperties") != Some(&Value::Bool(false))
-            || members.contains_key("patternProperties");
-        let least = members.get("minProperties").and_then(Value::as_u64);
-        if let Some(least) = least.filter(|least| has_others && *least > named + 1) {
-            return Some(LeastProperties { pointer: String::new(), least, limit: named + 1 });
-        }
-    }
+/// Finds a keyword that the parser reads otherwise than the schema means it.
+fn find_schema_fault(schema: &Value) -> Option<SchemaFault> {
+    let own = schema.as_object().and_then(|keywords| too_many_properties(keywords).or_else(|| misread_bound(keywords)));
     let is_schema = |key: &str| !["const", "enum", "default", "examples"].contains(&key);
-    members(schema).into_iter().filter(|(key, _)| is_schema(key)).find_map(|(key, member)| {
-        let found = find_least_properties(member)?;
-        Some(LeastProperties { pointer: format!("/{}{}", pointer_token(&key), found.pointer), ..found })
-    })
+    let inner = || {
+        members(schema).into_iter().filter(|(key, _)| is_schema(key)).find_map(|(key, member)| {
+            let found = find_schema_fault(member)?;
+            Some(SchemaFault { pointer: format!("/{}{}", pointer_token(&key), found.pointer), ..found })
+        })
+    };
+    own.or_else(inner)
+}
+
+/// Finds a `minProperties` that exceeds the number of required names by more than one: the parser would let a text meet it by repeating a
+/// name, although a repeated name counts once.
+fn too_many_properties(keywords: &Map<String, Value>) -> Option<SchemaFault> {
+    let required = keywords.get("required").and_then(Value::as_array).into_iter().flatten();
+    let limit = required.filter_map(Value::as_str).collect::<HashSet<_>>().len() as u64 + 1;
+    let has_others =
+        keywords.get("additionalProperties") != Some(&Value::Bool(false)) || keywords.contains_key("patternProperties");
+    let value = keywords
+        .get("minProperties")
+        .filter(|value| has_others && value.as_u64().is_some_and(|least| least > limit))?;
+    let bound = format!("minProperties of at most {limit}, one more than the required properties");
+    Some(SchemaFault::new("minProperties", value, bound))
+}
+
+/// Finds a bound of numbers that the parser rounds, or that it includes although it is exclusive.
+fn misread_bound(keywords: &Map<String, Value>) -> Option<SchemaFault> {
+    let bounds = ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"];
+    let rounded = bounds.into_iter().find_map(|name| {
+        let value = keywords.get(name)?;
+        let is_exact = |integer: i64| integer != i64::MIN && integer as f64 as i64 == integer;
+        let is_rounded = value.as_i64().map_or(value.is_u64(), |integer| !is_exact(integer));
+        let bound = "an integer of 64 bits that a float of 64 bits represents, or a number with a fraction";
+        is_rounded.then(|| SchemaFault::new(name, value, bound.to_owned()))
+    });
+    let number = |name: &str| keywords.get(name).and_then(Value::as_f64);
+    // from the bound nearer to zero, the parser takes the fractions that follow its digits, and among them none
+    let includes = |exclusive: &str, others: [&str; 2]| {
+        let value = keywords.get(exclusive)?;
+        let nearer = value.as_f64().filter(|bound| bound.trunc() == *bound)?;
+        let other = others.into_iter().find_map(number)?;
+        let farther = nearer.abs() < other.abs() && (nearer == 0.0 || nearer.signum() == other.signum());
+        (farther && other.trunc() == nearer).then(|| {
+            let bound = "an exclusive bound with a fraction, or another bound at least 1 away";
+            SchemaFault::new(exclusive, value, bound.to_owned())
+        })
+    };
+    rounded
+        .or_else(|| includes("exclusiveMinimum", ["maximum", "exclusiveMaximum"]))
+        .or_else(|| includes("exclusiveMaximum", ["minimum", "exclusiveMinimum"]))
 }
 
 /// Returns the members of an object or the elements of an array, by name or index.
@@ -1026,7 +1064,7 @@ fn ready_parser(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols
             computed?;
         }
         if allowed.with_text == 0 && !allowed.ends {
-            let characters = matcher.compute_mask().map(|mask| trie.characters(&mask)).unwrap_or_default();
+            let characters = next_characters(&mut matcher, symbols);
             return Err(match characters.is_empty() {
                 true => Error::bad_option(field, "one that no text has", FORM_OF_A_TEXT),
                 false => impossible(field, Stuck { position, characters }),
@@ -1051,6 +1089,27 @@ fn is_stuck(mut matcher: Matcher, text: &[u32], symbols: &Symbols, limit: Durati
             && matcher.is_accepting().is_ok_and(|accepts| !accepts)
             && symbols.trie.byte_ids().all(|id| matcher.validate_tokens(&[id]).is_ok_and(|count| count == 0))
     })
+}
+
+/// Returns characters that the parser allows next: one for each byte that may follow.
+fn next_characters(matcher: &mut Matcher, symbols: &Symbols) -> Vec<char> {
+    let trie = &symbols.trie;
+    let first_bytes = |matcher: &mut Matcher| {
+        let mask = symbols.limit_time(matcher, STEP_TIME, Matcher::compute_mask);
+        mask.map(|mask| trie.first_bytes(&mask)).unwrap_or_default()
+    };
+    let first = first_bytes(matcher).into_iter().take(NAMED_CHARACTERS + 1);
+    let character = |byte: u8| {
+        let mut text = vec![byte];
+        let mut after = matcher.deep_clone();
+        while std::str::from_utf8(&text).is_err() && text.len() < 4 {
+            let symbol = trie.byte_id(*text.last()?)?;
+            after.consume_token(symbol).ok()?;
+            text.push(first_bytes(&mut after).pop_first()?);
+        }
+        std::str::from_utf8(&text).ok()?.chars().next()
+    };
+    first.filter_map(character).collect()
 }
 
 /// Returns true if the grammar has a text that ends: if its start leads to characters alone. If `checks_lexemes`, a terminal that matches
@@ -1723,6 +1782,11 @@ mod tests {
             (r#"{"type": ["integer", "string"]}"#, "null", false),
             (r#"{"minimum": 1.1, "type": "number"}"#, "1.1", true),
             (r#"{"minimum": 1.1, "type": "number"}"#, "0.6", false),
+            (r#"{"exclusiveMinimum": 1.5, "maximum": 1.75}"#, "1.5", false),
+            (r#"{"exclusiveMinimum": 0, "exclusiveMaximum": 1}"#, "0", false),
+            (r#"{"exclusiveMinimum": 0, "exclusiveMaximum": 1}"#, "1", false),
+            (r#"{"exclusiveMinimum": -0.5, "exclusiveMaximum": 0.5}"#, "0", true),
+            (r#"{"type": "integer", "maximum": 9223372036854775807}"#, "9223372036854775807", true),
             (r#"{"exclusiveMaximum": 3, "type": "integer"}"#, "2", true),
             (r#"{"exclusiveMaximum": 3, "type": "integer"}"#, "3", false),
             (r#"{"type": "string", "minLength": 2}"#, r#""fo""#, true),
@@ -1797,7 +1861,31 @@ mod tests {
                 Constraint::JsonSchema(r#"{"items": {"required": ["a"], "minProperties": 3}}"#.into()),
                 "expected minProperties of at most 2, one more than the required properties, found 3, at #/items/minProperties",
             ),
+            (
+                Constraint::JsonSchema(r#"{"items": {"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}}"#.into()),
+                "expected an exclusive bound with a fraction, or another bound at least 1 away, found 1, at #/items/exclusiveMinimum",
+            ),
+            (Constraint::JsonSchema(r#"{"minimum": -0.5, "exclusiveMaximum": 0}"#.into()), "found 0, at #/exclusiveMaximum"),
+            (
+                Constraint::JsonSchema(r#"{"exclusiveMaximum": -1, "exclusiveMinimum": -1.5}"#.into()),
+                "found -1, at #/exclusiveMaximum",
+            ),
+            (
+                Constraint::JsonSchema(r#"{"type": "integer", "minimum": 9223372036854775808}"#.into()),
+                "expected an integer of 64 bits that a float of 64 bits represents, or a number with a fraction, \
+                 found 9223372036854775808, at #/minimum",
+            ),
+            (
+                Constraint::JsonSchema(r#"{"maximum": -9223372036854775808}"#.into()),
+                "found -9223372036854775808, at #/maximum",
+            ),
+            (Constraint::JsonSchema(r#"{"minimum": 9007199254740993}"#.into()), "found 9007199254740993, at #/minimum"),
             (Constraint::Regex("[a&&b]".into()), "found one that no text matches"),
+            (Constraint::Regex("a[€日]".into()), r#"found one that allows only "€", "日" at position 1 of the text"#),
+            (
+                Constraint::Grammar("start: \"a\" (\"é\" | \"日\" | \"1\")".into()),
+                r#"found one that allows only "1", "é", "日" at position 1 of the text"#,
+            ),
             (Constraint::Regex("a{1000000}".into()), "constraint.regex: expected"),
             (
                 Constraint::Regex("ab[0-9]".into()),

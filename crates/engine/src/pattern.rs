@@ -19,7 +19,7 @@ use regex_syntax::{
     hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look, translate::Translator},
 };
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     fmt,
     sync::Arc,
     time::{Duration, Instant},
@@ -53,7 +53,7 @@ const UNTIMED_BYTES: usize = 16;
 const VISITED_STATES: usize = 4096;
 
 /// Characters that an error names, at most.
-const NAMED_CHARACTERS: usize = 8;
+pub(crate) const NAMED_CHARACTERS: usize = 8;
 
 /// The symbols of a vocabulary by their bytes. Has more ids than the vocabulary: one stands for the end of a text, and others for the
 /// bytes that are no symbols, so that the set of symbols after a text also tells which bytes the vocabulary lacks there.
@@ -153,9 +153,14 @@ impl SymbolTrie {
         symbols
     }
 
+    /// Returns the id of a byte.
+    pub(crate) fn byte_id(&self, byte: u8) -> Option<u32> {
+        self.trie().token_id(&[byte])
+    }
+
     /// Returns an id for each byte.
     pub(crate) fn byte_ids(&self) -> impl Iterator<Item = u32> {
-        (0..=u8::MAX).filter_map(|byte| self.trie().token_id(&[byte]))
+        (0..=u8::MAX).filter_map(|byte| self.byte_id(byte))
     }
 
     /// Splits a text into the longest symbols, up to what the vocabulary cannot write.
@@ -178,10 +183,10 @@ impl SymbolTrie {
         self.end
     }
 
-    /// Returns the characters of ASCII that the symbols and bytes of a set begin with.
-    pub(crate) fn characters(&self, set: &SimpleVob) -> Vec<char> {
-        let first = set.iter().filter(|id| *id as usize != self.end).filter_map(|id| self.trie().token(id).first());
-        first.filter(|byte| byte.is_ascii()).map(|byte| char::from(*byte)).collect()
+    /// Returns the bytes that the symbols and bytes of a set begin with, in order.
+    pub(crate) fn first_bytes(&self, set: &SimpleVob) -> BTreeSet<u8> {
+        let texts = set.iter().filter(|id| *id as usize != self.end);
+        texts.filter_map(|id| self.trie().token(id).first().copied()).collect()
     }
 
     /// Returns true if finding the symbols that may follow a text takes longer than microseconds.
@@ -713,10 +718,9 @@ impl PatternMatcher {
         false
     }
 
-    /// Returns characters that may follow: those of ASCII, and the first of other ones.
+    /// Returns the first characters that may follow.
     fn characters(&mut self) -> Vec<char> {
-        let all = (0..=127).chain(0xa1..=0x24f).filter_map(char::from_u32);
-        all.filter(|character| {
+        let all = ('\0'..=char::MAX).filter(|character| {
             let mut states = self.state;
             character.encode_utf8(&mut [0; 4]).bytes().all(|byte| {
                 let next = self.pattern.dfa.next_state(&mut self.cache, states, byte);
@@ -725,8 +729,8 @@ impl PatternMatcher {
                     !next.is_dead()
                 })
             })
-        })
-        .collect()
+        });
+        all.take(NAMED_CHARACTERS + 1).collect()
     }
 }
 

@@ -66,7 +66,7 @@ fn run(args: &CodecArgs, pairs: Vec<FilePair>, direction: Direction) -> Result<(
         ));
     }
     let source = args.model.open_with(args.isa)?;
-    let side_by_side = match source {
+    let max_files = match source {
         ModelSource::Process(_) => args.rows.min(FILES),
         ModelSource::Server(_) => SERVER_FILES,
     };
@@ -79,18 +79,33 @@ fn run(args: &CodecArgs, pairs: Vec<FilePair>, direction: Direction) -> Result<(
         direction: direction.of_model(served.name),
         overwrite: args.force,
         partial_files: PartialFiles::watched(&served.runtime)?,
+        max_files,
         blocks: args.rows.min(BLOCKS) as u64,
+        max_blocks: BLOCKS_OF_A_ROW * args.rows as u64,
         progress: RefCell::new(CodingProgress { bar: Progress::texts(), done: vec![0; texts.len()], texts, began }),
     };
-    let coded = Rc::new(coder).run_all(&pairs, side_by_side);
     // Dropping an incomplete output file removes it.
-    let summaries = LocalSet::new().block_on(&served.runtime, coded)?;
-    print(args, &pairs, &summaries, began.elapsed().as_secs_f64())
+    let coded = LocalSet::new().block_on(&served.runtime, Rc::new(coder).run_all(&pairs))?;
+    let mut summaries = Vec::new();
+    let mut failures = Vec::new();
+    for result in coded {
+        match result {
+            Ok(summary) => summaries.push(summary),
+            Err(error) => failures.push(error),
+        }
+    }
+    let Some(last) = failures.pop() else {
+        return print(args, &pairs, &summaries, began.elapsed().as_secs_f64());
+    };
+    if !summaries.is_empty() {
+        output::note(&format!("{} of {} files are complete", summaries.len(), pairs.len()));
+    }
+    failures.into_iter().for_each(|error| output::to_stderr(format_args!("weir: {}", printable(&message(error)))));
+    Err(last)
 }
 
 fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[CodecSummary], seconds: f64) -> Result<()> {
-    let symbols: u64 = totals.iter().map(|totals| totals.chars).sum();
-    let rate = symbols as f64 / seconds;
+    let rate = totals.iter().map(|totals| totals.chars as f64).sum::<f64>() / seconds;
     if args.json {
         let file = |(pair, totals): (&FilePair, &CodecSummary)| {
             json!({
@@ -431,6 +446,9 @@ const FILES: usize = 16;
 /// Maximum files that another server codes side by side, because other clients need its queue.
 const SERVER_FILES: usize = 4;
 
+/// Blocks in memory for each row of a batch: enough that a row never waits for the next one.
+const BLOCKS_OF_A_ROW: u64 = 2;
+
 /// Bytes at the beginning of compressed data that hold the header.
 const HEADER: u64 = 256;
 
@@ -476,6 +494,13 @@ struct KnownText {
     block: u64,
 }
 
+impl KnownText {
+    /// Returns the number of blocks after the first `symbols` symbols.
+    fn blocks_after(&self, symbols: u64) -> u64 {
+        self.bytes.saturating_sub(symbols).div_ceil(self.block.max(1))
+    }
+}
+
 /// The progress of all files, in bytes of their texts. A symbol counts as one byte.
 struct CodingProgress {
     bar: Progress,
@@ -489,9 +514,11 @@ impl CodingProgress {
     /// be as far as the first.
     fn update(&mut self, index: usize, blocks: u64, progress: CodecProgress) {
         let Some(Some(text)) = self.texts.get(index) else { return };
-        let before = progress.block * text.block;
-        let running = text.bytes.saturating_sub(before).div_ceil(text.block.max(1)).min(blocks);
-        self.done[index] = (before + progress.chars * running).min(text.bytes);
+        let before = progress.block.saturating_mul(text.block);
+        let running = text.blocks_after(before).min(blocks);
+        let done = before.saturating_add(progress.chars.saturating_mul(running)).min(text.bytes);
+        // Reports about a block that was behind the first one wait until that has ended.
+        self.done[index] = done.max(self.done[index]);
         self.show();
     }
 
@@ -502,8 +529,10 @@ impl CodingProgress {
     }
 
     fn show(&mut self) {
-        let done: u64 = self.done.iter().sum();
-        self.bar.update(done, self.texts.iter().flatten().map(|text| text.bytes).sum());
+        // Compressed data may state any length.
+        let done = self.done.iter().copied().fold(0, u64::saturating_add);
+        let total = self.texts.iter().flatten().map(|text| text.bytes).fold(0, u64::saturating_add);
+        self.bar.update(done, total);
         self.bar.note(format!("{:.0} symbols/s", done as f64 / self.began.elapsed().as_secs_f64()));
     }
 }
@@ -522,29 +551,42 @@ struct Coder {
     /// True if existing files are replaced.
     overwrite: bool,
     partial_files: PartialFiles,
-    /// Blocks of a file that run side by side.
+    /// Maximum files that run side by side.
+    max_files: usize,
+    /// Maximum blocks of a file that run side by side.
     blocks: u64,
+    /// Maximum blocks of all these files. A file runs even if it alone has more.
+    max_blocks: u64,
     progress: RefCell<CodingProgress>,
 }
 
 impl Coder {
-    /// Codes all files, at most `side_by_side` at a time, on the calling thread. Returns their summaries. Fails with the first error.
-    async fn run_all(self: Rc<Self>, pairs: &[FilePair], side_by_side: usize) -> Result<Vec<CodecSummary>> {
-        let mut summaries = vec![CodecSummary::default(); pairs.len()];
-        let mut waiting = pairs.iter().cloned().enumerate();
+    /// Codes all files on the calling thread. Returns their summaries or errors, in order: a file is coded even if others fail.
+    async fn run_all(self: Rc<Self>, pairs: &[FilePair]) -> Result<Vec<Result<CodecSummary>>> {
+        let mut results: Vec<_> = pairs.iter().map(|_| Ok(CodecSummary::default())).collect();
+        let mut waiting = pairs.iter().cloned().enumerate().peekable();
         let mut running = JoinSet::new();
+        let mut blocks = 0;
         loop {
-            while running.len() < side_by_side
-                && let Some((index, pair)) = waiting.next()
+            while running.len() < self.max_files
+                && let Some((index, pair)) = waiting
+                    .next_if(|(index, _)| running.is_empty() || blocks + self.running_blocks(*index) <= self.max_blocks)
             {
+                blocks += self.running_blocks(index);
                 let coder = Rc::clone(&self);
-                running.spawn_local(async move { Ok::<_, Error>((index, coder.run_one(index, &pair).await?)) });
+                running.spawn_local(async move { (index, coder.run_one(index, &pair).await) });
             }
-            let Some(coded) = running.join_next().await else { return Ok(summaries) };
-            let coded = coded.map_err(|error| Error::Internal(format!("a file's task ended: {error}")))?;
-            let (index, summary) = coded?;
-            summaries[index] = summary;
+            let Some(coded) = running.join_next().await else { return Ok(results) };
+            let (index, result) = coded.map_err(|error| Error::Internal(format!("a file's task ended: {error}")))?;
+            blocks -= self.running_blocks(index);
+            results[index] = result;
         }
+    }
+
+    /// Returns how many blocks of a file run side by side.
+    fn running_blocks(&self, index: usize) -> u64 {
+        let progress = self.progress.borrow();
+        progress.texts[index].as_ref().map_or(self.blocks, |text| text.blocks_after(0).min(self.blocks))
     }
 
     /// Codes a file. Errors name the file that they concern.

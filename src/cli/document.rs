@@ -3,6 +3,7 @@
 use crate::cli::{
     flag_names::with_flag,
     model::{STANDARD_INPUT, not_utf8, read_text_or_stdin, unreadable},
+    output::note,
 };
 use serde::de::DeserializeOwned;
 use std::{
@@ -11,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     thread,
 };
-use weir_kernels::error::{Error, Result};
+use weir_kernels::error::{Error, Result, printable};
 
 /// The flag that names the file.
 const FLAG: &str = "--file";
@@ -86,6 +87,7 @@ pub(super) fn read_text_arguments(
     if let Some(file) = file {
         return read(FLAG, file);
     }
+    note_file_name(arguments[0]);
     for (flag, text) in arguments {
         match text {
             Some(DASH) => return read(flag, Path::new(DASH)),
@@ -95,6 +97,17 @@ pub(super) fn read_text_arguments(
     }
     check_standard_input(arguments[0].0)?;
     read(STANDARD_INPUT, Path::new(DASH))
+}
+
+/// Notes that the text of an argument is the name of a file, which is not read.
+pub(super) fn note_file_name((argument, text): (&str, Option<&str>)) {
+    if let Some(text) = text
+        && !text.contains(char::is_whitespace)
+        && Path::new(text).is_file()
+    {
+        let text = printable(text);
+        note(&format!("{argument}: the text is {text:?}, not the file of that name, which {FLAG} {text} reads"));
+    }
 }
 
 /// Fails if standard input is a terminal. `argument` is the argument that is missing then.

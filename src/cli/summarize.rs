@@ -3,7 +3,9 @@
 
 use crate::{
     cli::{
-        document::{DASH, Document, TextReader, WAITING_PARTS, check_standard_input, json_lines, read_on_thread},
+        document::{
+            DASH, Document, TextReader, WAITING_PARTS, check_standard_input, json_lines, note_file_name, read_on_thread,
+        },
         flag_names::{message, with_flag},
         generate::ConstraintArgs,
         model::{self, ModelSource, ModelSourceArgs, ServedModel, check_readable, named, own_limits, whole},
@@ -41,6 +43,7 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
         file.as_ref().map_or(Ok(()), |file| check_readable(flag, file))?;
     }
     args.document.check_standard_input()?;
+    note_file_name((DOCUMENT, args.document.positional.as_deref()));
     let extracts = args.generation.mode == Some(SummaryMode::Extract);
     if extracts && args.document.ids.is_some() {
         return Err(Error::Setting(

@@ -19,8 +19,8 @@
 //! - `lsp FLAGS` runs and initializes `weir lsp`, and sends it each `-d MESSAGE`, once the message before is answered if it has an id.
 //!   The JSON is the list of the answers.
 //!
-//! Of all but the first, the message and the JSON may be left out, and the JSON may lack members. Numbers with a point may differ by a
-//! ten-thousandth, because the order of sums depends on the processor. `{grpc}` and its like stand for addresses, `%{a*3}` for `aaa`,
+//! Of all but the first, the message and the JSON may be left out, and the JSON may lack members; `"no NAME": true` states that there is
+//! no such member. Numbers with a point may differ by a ten-thousandth, because the order of sums depends on the processor. `{grpc}` and its like stand for addresses, `%{a*3}` for `aaa`,
 //! and `…` for any text. Paragraphs that begin with `#` are comments.
 //!
 //! A case with files is a folder with a `case.txt`, whose commands run in one copy of the folder. If they call `{grpc}` or `{http}`, a
@@ -503,11 +503,15 @@ fn is_like(text: &str, pattern: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Returns true if `found` has what `expected` has. Texts may have `…`, and objects may have further members.
+/// Returns true if `found` has what `expected` has. Texts may have `…`, and objects may have further members, except those that `expected`
+/// has with "no " before their names.
 fn is_like_json(found: &Value, expected: &Value) -> bool {
     match (found, expected) {
         (Value::Object(found), Value::Object(expected)) => {
-            expected.iter().all(|(name, expected)| found.get(name).is_some_and(|found| is_like_json(found, expected)))
+            expected.iter().all(|(name, expected)| match name.strip_prefix("no ") {
+                Some(absent) => !found.contains_key(absent),
+                None => found.get(name).is_some_and(|found| is_like_json(found, expected)),
+            })
         }
         (Value::Array(found), Value::Array(expected)) => {
             found.len() == expected.len()
@@ -528,6 +532,7 @@ fn patterns_and_words() {
     assert!(!is_like("abcd", "abc") && !is_like("abc", "b…") && !is_like("abc", "a…b") && !is_like("abc", "abc…c"));
     let [found, expected] = [json!({ "a": [1, "bc"], "b": 2 }), json!({ "a": [1, "b…"] })];
     assert!(is_like_json(&found, &expected) && !is_like_json(&expected, &found));
+    assert!(is_like_json(&found, &json!({ "no c": true })) && !is_like_json(&found, &json!({ "no b": true })));
     assert!(is_like_json(&json!(-2.68933), &json!(-2.6894)) && !is_like_json(&json!(-2.68933), &json!(-2.6897)));
     assert_eq!(filled("{one} {\"a\": \"%{b*3}\"} 2*3", &[("one", "x:1".into())]), "x:1 {\"a\": \"bbb\"} 2*3");
     assert_eq!(split("weir score --text 'a  b' c"), ["weir", "score", "--text", "a  b", "c"]);

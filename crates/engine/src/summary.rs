@@ -136,7 +136,7 @@ impl Summarize {
         if let Some(sampling) = &self.sampling {
             sampling.validate(card)?;
         }
-        if let Some(greedy) = greedy.filter(|_| beam > hypotheses) {
+        if let Some(greedy) = greedy.filter(|_| beam > 1) {
             check_unsearched(greedy)?;
         }
         let repetition_penalty = self.repetition_penalty.unwrap_or(defaults.repetition_penalty);

@@ -586,7 +586,7 @@ impl CompletionRequest {
             model: Some(model.to_owned()),
             beam_size: beam,
             hypotheses: Some(width(n)),
-            sampling: (is_sampled || self.has_unsearched(rules, beam)).then_some(sampling),
+            sampling: (is_sampled || self.has_unsearched(rules, beam.unwrap_or(width(n)))).then_some(sampling),
             constraint: self.constraint()?,
             ..self.summary_options()
         };
@@ -665,11 +665,10 @@ impl CompletionRequest {
     }
 
     /// Returns true if an option is set that changes a greedy text, but not a beam search by these rules.
-    fn has_unsearched(&self, rules: SearchRules, beam: Option<u32>) -> bool {
+    fn has_unsearched(&self, rules: SearchRules, beam: u32) -> bool {
         let is_set = |neutral, value| other_than(neutral, value).is_some();
         let penalizes = is_set(0.0, self.presence_penalty) || is_set(0.0, self.frequency_penalty);
-        let one_beam = beam.is_none_or(|beam| beam == 1);
-        let repeats = rules == SearchRules::Fairseq && one_beam && is_set(1.0, self.repetition_penalty);
+        let repeats = rules == SearchRules::Fairseq && beam == 1 && is_set(1.0, self.repetition_penalty);
         penalizes || repeats || !self.logit_bias.0.is_empty()
     }
 

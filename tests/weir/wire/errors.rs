@@ -16,6 +16,14 @@ fn refusal(status: &Status) -> (Code, String, String) {
     (status.code(), reason(status), field(status))
 }
 
+#[tokio::test]
+async fn an_oversized_message_is_refused() {
+    let server = Server::within(TransportConfig { message_bytes: 4096, ..TransportConfig::default() }).await;
+    let status = server.generate(prompt(&"a".repeat(5000))).await.map(drop).unwrap_err();
+    assert_refused(&status, Code::OutOfRange, "OVERSIZED");
+    server.answer(prompt("a")).await.unwrap();
+}
+
 /// Returns a Protobuf field. `kind` is the wire type: 0 varint, 2 length-delimited, 5 four bytes.
 fn hostile_field(number: u8, kind: u8, bytes: &[u8]) -> Vec<u8> {
     let length = if kind == 2 { vec![u8::try_from(bytes.len()).unwrap()] } else { Vec::new() };

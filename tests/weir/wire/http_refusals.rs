@@ -24,6 +24,8 @@ async fn bodies_are_refused_by_their_heads() {
         let answer = answered(server.port, &format!("{head}\r\n{field}\r\n\r\n{body}")).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(message), "{answer}");
     }
+    let refused = exchange(server.port, &"A".repeat(500), "/", &[], "").await;
+    assert!(refused.0 == 405 && refused.body().len() < 300, "{}", refused.body());
     server.at_rest().await;
 }
 

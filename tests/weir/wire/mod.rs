@@ -358,6 +358,7 @@ pub(crate) struct CaseServers {
     keyed: Server,
     text8: Server,
     ended: Running,
+    endings: Running,
     mixed: Running,
     _folder: TempDir,
 }
@@ -366,6 +367,7 @@ impl CaseServers {
     pub(crate) async fn start() -> Self {
         let two = [("fake", Kind::Pooled), ("flat", Kind::Vanilla)];
         let folder = t5_shortened(24);
+        let scaled = &decoder::folders().iter().find(|(name, _)| name == "scaled").unwrap().1;
         let loaded = |folder: &Path| vec![load(folder, &settings()).unwrap()];
         let started = |models: Vec<Arc<dyn Model>>| {
             let handles = models.into_iter().map(|model| Handle::start(model, Limits::default()).unwrap());
@@ -379,13 +381,14 @@ impl CaseServers {
             keyed: with_keys(Limits::default()).await,
             text8: Server::of_kind(Kind::Text8).await,
             ended: started(loaded(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english"))).await,
+            endings: started([hourglass::folder("ended-ngrams"), scaled].map(loaded).concat()).await,
             mixed: started(vec![Fake::new("writer", Kind::Pooled) as Arc<dyn Model>, DocumentModel::new()]).await,
             _folder: folder,
         }
     }
 
     pub(crate) fn addresses(&self) -> Vec<(&'static str, String)> {
-        let servers: [(_, _, &Running); 8] = [
+        let servers: [(_, _, &Running); 9] = [
             ("fake", "fake-http", &self.fake),
             ("two", "two-http", &self.two),
             ("summarizer", "summarizer-http", &self.summarizer),
@@ -393,6 +396,7 @@ impl CaseServers {
             ("keyed", "keyed-http", &self.keyed),
             ("text8", "text8-http", &self.text8),
             ("ended", "ended-http", &self.ended),
+            ("endings", "endings-http", &self.endings),
             ("mixed", "mixed-http", &self.mixed),
         ];
         let both =

@@ -892,8 +892,9 @@ pub struct Work {
 /// Maximum capacity, in floats, of an output buffer that a sequence keeps for itself.
 const OWN_OUTPUTS: usize = 1 << 13;
 
-/// Maximum buffers that are kept for later prompts.
-const SPARE_OUTPUTS: usize = 8;
+/// Maximum capacity, in floats, of all buffers that are kept for later prompts: 4 MiB, because no budget counts them. The outputs of a chunk
+/// of the default model take 256 KiB.
+const SPARE_OUTPUTS: usize = 1 << 20;
 
 impl Work {
     /// Replaces a sequence's own empty buffer with an earlier prompt's, because the system would clear the memory of a new one.
@@ -905,11 +906,16 @@ impl Work {
         }
     }
 
-    /// Takes back the buffer of a finished prompt.
+    /// Takes back the buffer of a finished prompt. Frees it if the others have no room for it.
     fn keep_outputs(&mut self, buffer: &mut Vec<f32>) {
-        if buffer.capacity() > OWN_OUTPUTS && self.outputs.len() < SPARE_OUTPUTS {
-            buffer.clear();
-            self.outputs.push(std::mem::take(buffer));
+        if buffer.capacity() <= OWN_OUTPUTS {
+            return;
+        }
+        let mut outputs = std::mem::take(buffer);
+        let kept: usize = self.outputs.iter().map(Vec::capacity).sum();
+        if kept + outputs.capacity() <= SPARE_OUTPUTS {
+            outputs.clear();
+            self.outputs.push(outputs);
         }
     }
 
@@ -1420,8 +1426,8 @@ fn gather_wanted(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> 
         let unwanted = state.hidden.len() / kept.max(1) * kept.saturating_sub(wanted);
         work.head.wanted.extend_from_slice(state.hidden.get(unwanted..).unwrap_or_default());
         state.hidden.clear();
-        work.keep_outputs(&mut state.hidden);
         if let Some(pooled) = &mut state.pooled {
+            work.keep_outputs(&mut state.hidden);
             work.keep_outputs(&mut pooled.closed_vectors);
             work.keep_outputs(&mut pooled.middle_outputs);
         }

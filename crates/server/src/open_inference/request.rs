@@ -198,16 +198,24 @@ fn sampling_parameters(text: &str) -> Result<Map<String, Value>> {
     })
 }
 
-/// Returns the parameters of a request that are for the model. A parameter `sampling_parameters` replaces the others, like the tensor
-/// of that name.
+/// Returns the parameters of a request that are for the model, with the options of the parameter `sampling_parameters`. Fails if both
+/// state an option.
 fn parameters(all: HashMap<String, InferParameter>) -> Result<Map<String, Value>> {
-    let choice = all.get(SAMPLING_PARAMETERS).and_then(|parameter| parameter.parameter_choice.as_ref());
-    if let Some(ParameterChoice::StringParam(text)) = choice {
-        return sampling_parameters(text);
-    }
     let is_for_server = |name: &str| name.starts_with("triton_") || [PRIORITY, TIMEOUT].contains(&name);
     let own = all.into_iter().filter(|(name, _)| !is_for_server(name));
-    Ok(own.filter_map(|(name, parameter)| Some((name, value(parameter.parameter_choice?)))).collect())
+    let mut fields: Map<_, _> =
+        own.filter_map(|(name, parameter)| Some((name, value(parameter.parameter_choice?)))).collect();
+    let options = match fields.remove(SAMPLING_PARAMETERS) {
+        Some(Value::String(text)) => sampling_parameters(&text)?,
+        Some(other) => return Err(Error::bad_option(SAMPLING_PARAMETERS, other.to_string(), "a JSON object as text")),
+        None => Map::new(),
+    };
+    if let Some(name) = options.keys().find(|name| fields.contains_key(*name)) {
+        let bound = "no option that is also a parameter of the request";
+        return Err(Error::bad_option(SAMPLING_PARAMETERS, quoted(name), bound));
+    }
+    fields.extend(options);
+    Ok(fields)
 }
 
 fn value(parameter: ParameterChoice) -> Value {

@@ -9,7 +9,7 @@ use crate::report::{check_length, quantiles, ratios};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use weir_engine::constraint::{CompiledConstraint, Constraint, ConstraintCompiler};
+use weir_engine::constraint::{CompiledConstraint, Constraint, ConstraintCompiler, without_limit};
 use weir_engine::options::{Details, FinishReason, Generate};
 use weir_engine::{Event, Handle, Job, Limits};
 use weir_kernels::error::{Error, Result};
@@ -89,10 +89,10 @@ pub(crate) fn measure(
 ) -> Result<ConstraintMeasurement> {
     let limits = Limits { rows: plan.batch, calibration: Duration::ZERO, cache_bytes: 0, ..Limits::default() };
     let engine = Handle::start(Arc::clone(model), limits)?;
-    let mask = engine.compile("", &Constraint::Regex(MASK.into()))?;
-    let json = engine.compile("", &Constraint::JsonSchema(record_schema(plan.chars)));
+    let mask = engine.compile("", &Constraint::Regex(MASK.into()), without_limit)?;
+    let json = engine.compile("", &Constraint::JsonSchema(record_schema(plan.chars)), without_limit);
     let is_json = json.is_ok();
-    let record = json.or_else(|_| engine.compile("", &Constraint::Regex(record_regex(plan.chars))))?;
+    let record = json.or_else(|_| engine.compile("", &Constraint::Regex(record_regex(plan.chars)), without_limit))?;
     let mut free_speeds = Vec::with_capacity(plan.pairs);
     let mut mask_times = Vec::with_capacity(plan.pairs);
     let mut record_speeds = Vec::with_capacity(plan.pairs);

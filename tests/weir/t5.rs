@@ -10,7 +10,7 @@ use weir::{
     engine::{
         DocumentEvent, DocumentSource, Event,
         beam::{BeamSearch, Hypothesis, SearchOptions, SearchStep},
-        constraint::Constraint,
+        constraint::{Constraint, without_limit},
     },
     models::{
         contract::{Document, PoolingChoice, SearchRules},
@@ -438,7 +438,7 @@ fn summaries_have_the_form_of_their_constraint() {
         let end = engine.document_limits().unwrap().marks.end;
         for (constraint, has_form) in &forms {
             // a small tokenizer may lack a bracket
-            let Ok(compiled) = engine.compile("", constraint) else { continue };
+            let Ok(compiled) = engine.compile("", constraint, without_limit) else { continue };
             for (beam, sampled) in [(1, false), (4, false), (3, true)] {
                 let sampling = sampled.then(|| Sampling { seed: 5, ..Sampling::default() });
                 let request = Summarize {

@@ -46,7 +46,7 @@ use weir_models::text::Vocabulary;
 /// Maximum bytes of a constraint's text.
 pub const MAX_SOURCE_BYTES: usize = 64 << 10;
 
-/// Maximum classes such as `\w` and `\p{L}` in a constraint's text. Each takes [`CLASS_BYTES`] while the constraint is compiled.
+/// Maximum classes such as `\w` and `\p{L}` in a constraint's expressions. Each takes [`CLASS_BYTES`] while the constraint is compiled.
 const MAX_CLASSES: usize = 2000;
 
 /// Maximum product of the lengths of the expressions that one string must match. The memory of their intersection grows with the product
@@ -55,6 +55,9 @@ const MAX_INTERSECTION: usize = 10_000_000;
 
 /// Length that a `format` of a schema counts as.
 const FORMAT_LENGTH: usize = 100;
+
+/// Length that a terminal counts as that a grammar imports.
+const IMPORTED_LENGTH: usize = 100;
 
 /// Maximum texts of a choice.
 pub const MAX_CHOICES: usize = 1024;
@@ -197,7 +200,7 @@ impl Constraint {
     }
 
     /// Returns the bytes that count for a tenant while the constraint is compiled.
-    pub fn compile_bytes(&self) -> usize {
+    fn compile_bytes(&self) -> usize {
         match self {
             Self::Regex(source) => MAX_MATCHER_BYTES + count_classes(source) * CLASS_BYTES,
             Self::Choice(_) => MAX_MATCHER_BYTES,
@@ -220,14 +223,18 @@ impl Constraint {
         if length > MAX_SOURCE_BYTES {
             return Err(Error::TooLong { field, length, limit: MAX_SOURCE_BYTES, unit: "bytes", why: None });
         }
-        if let Self::Regex(source) | Self::JsonSchema(source) | Self::Grammar(source) = self {
-            let length = count_classes(source);
-            if length > MAX_CLASSES {
-                let unit = r"classes such as \w";
-                return Err(Error::TooLong { field, length, limit: MAX_CLASSES, unit, why: None });
-            }
+        match self {
+            Self::Regex(source) => check_classes(field, count_classes(source)),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+}
+
+fn check_classes(field: &'static str, length: usize) -> Result<()> {
+    let unit = r"classes such as \w";
+    match length > MAX_CLASSES {
+        true => Err(Error::TooLong { field, length, limit: MAX_CLASSES, unit, why: None }),
+        false => Ok(()),
     }
 }
 
@@ -235,6 +242,19 @@ impl Constraint {
 fn count_classes(source: &str) -> usize {
     let is_class = |pair: &&[u8]| matches!(pair, [b'\\', class] if b"pPwWdDsS".contains(class));
     source.as_bytes().windows(2).filter(is_class).count()
+}
+
+/// Counts the classes in the patterns of a schema, wherever they stand.
+fn count_schema_classes(schema: &Value) -> usize {
+    let count = |(key, member): (Cow<'_, str>, &Value)| {
+        let own = match (&*key, member) {
+            ("pattern", Value::String(pattern)) => count_classes(pattern),
+            ("patternProperties", Value::Object(names)) => names.keys().map(|name| count_classes(name)).sum(),
+            _ => 0,
+        };
+        own + count_schema_classes(member)
+    };
+    members(schema).into_iter().map(count).sum()
 }
 
 /// The texts of a choice, sorted, in symbols.
@@ -472,11 +492,17 @@ impl ConstraintCompiler {
     /// Returns the compiled constraint, from an earlier call if it is kept. Fails if it is invalid, too large, or one that no text of
     /// the vocabulary's symbols satisfies. The error names the field.
     pub fn compile(&self, constraint: &Constraint) -> Result<Arc<CompiledConstraint>> {
-        self.compile_for("", constraint)
+        self.compile_for("", constraint, without_limit)
     }
 
-    /// Does the same for a tenant, who can have [`TENANT_COMPILING`] parsers made at a time.
-    pub(crate) fn compile_for(&self, tenant: &str, constraint: &Constraint) -> Result<Arc<CompiledConstraint>> {
+    /// Does the same for a tenant, who can have [`TENANT_COMPILING`] parsers made at a time. If the constraint is not kept, calls `reserve`
+    /// with the bytes that compiling takes, and holds the result until that ends, even if it takes too long.
+    pub(crate) fn compile_for(
+        &self,
+        tenant: &str,
+        constraint: &Constraint,
+        reserve: impl FnOnce(usize) -> Result<CompileMemory>,
+    ) -> Result<Arc<CompiledConstraint>> {
         constraint.check()?;
         if let Some(known) = lock(&self.compiled).get(constraint) {
             return Ok(Arc::clone(known));
@@ -494,7 +520,9 @@ impl ConstraintCompiler {
         if lock(&self.late).get(constraint).is_some_and(|at| since(*at) < REFUSED_FOR) {
             return Err(late(constraint.field()));
         }
-        let compiled = CompiledConstraint::new(constraint, &self.vocabulary, symbols, tenant).inspect_err(|error| {
+        let held = reserve(constraint.compile_bytes())?;
+        let compiled = CompiledConstraint::new(constraint, &self.vocabulary, symbols, tenant, held);
+        let compiled = compiled.inspect_err(|error| {
             if is_late(error) {
                 lock(&self.late).put(constraint.clone(), now());
             }
@@ -505,6 +533,14 @@ impl ConstraintCompiler {
         lock(&self.compiled).put(constraint.clone(), Arc::clone(&compiled));
         Ok(compiled)
     }
+}
+
+/// Holds the memory that counts while a constraint is compiled.
+pub type CompileMemory = Box<dyn Send>;
+
+/// Reserves no memory: for callers whose memory has no limit.
+pub fn without_limit(_: usize) -> Result<CompileMemory> {
+    Ok(Box::new(()))
 }
 
 /// A constraint that is compiled for a vocabulary.
@@ -543,7 +579,13 @@ impl fmt::Debug for CompiledConstraint {
 }
 
 impl CompiledConstraint {
-    fn new(constraint: &Constraint, vocabulary: &Vocabulary, symbols: &Arc<Symbols>, tenant: &str) -> Result<Self> {
+    fn new(
+        constraint: &Constraint,
+        vocabulary: &Vocabulary,
+        symbols: &Arc<Symbols>,
+        tenant: &str,
+        held: CompileMemory,
+    ) -> Result<Self> {
         let field = constraint.field();
         let pattern = |hir: &Hir| Pattern::new(field, hir, &symbols.trie);
         let rules = match constraint {
@@ -554,13 +596,13 @@ impl CompiledConstraint {
                 let schema: Value = parsed
                     .map_err(|error| Error::bad_option(field, format!("invalid JSON: {error}"), "a JSON schema"))?;
                 check_schema(field, &schema)?;
-                Rules::grammar(field, json_grammar(field, schema)?, symbols, tenant)?
+                Rules::grammar(field, json_grammar(field, schema)?, symbols, tenant, held)?
             }
             Constraint::JsonObject => {
-                Rules::grammar(field, json_grammar(field, json!({ "type": "object" }))?, symbols, tenant)?
+                Rules::grammar(field, json_grammar(field, json!({ "type": "object" }))?, symbols, tenant, held)?
             }
             Constraint::Grammar(source) => {
-                Rules::grammar(field, TopLevelGrammar::from_lark(source.clone()), symbols, tenant)?
+                Rules::grammar(field, TopLevelGrammar::from_lark(source.clone()), symbols, tenant, held)?
             }
         };
         let texts = match (constraint, &rules) {
@@ -724,6 +766,7 @@ fn check_schema(field: &'static str, schema: &Value) -> Result<()> {
     if schemas > MAX_RULES {
         return Err(too_many(field, schemas, "objects and truth values"));
     }
+    check_classes(field, count_schema_classes(schema))?;
     find_schema_fault(schema).map_or(Ok(()), |fault| Err(fault.error(field)))
 }
 
@@ -753,6 +796,8 @@ impl<'a> Patterns<'a> {
         let Value::Object(keywords) = part else { return self.largest(part) };
         let mut all = 1_usize;
         let mut inner = 1;
+        // a property has the form of its name, and that of a pattern which its name matches
+        let mut named = 1_usize;
         for (keyword, value) in keywords {
             let factor = match (keyword.as_str(), value) {
                 ("pattern", Value::String(pattern)) => pattern.len(),
@@ -762,13 +807,19 @@ impl<'a> Patterns<'a> {
                     parts.iter().map(|part| self.intersection(part)).fold(1, usize::saturating_mul)
                 }
                 ("anyOf" | "oneOf", Value::Array(_)) => self.largest(value),
+                // definitions count where they are referred to
                 ("const" | "enum" | "default" | "examples" | "$defs" | "definitions", _) => 1,
+                ("properties" | "dependentSchemas", Value::Object(_)) => {
+                    named = named.saturating_mul(self.largest(value));
+                    1
+                }
                 ("patternProperties", Value::Object(names)) => {
                     // no name may match two of them: the check intersects each pair
                     let mut lengths: Vec<usize> = names.keys().map(String::len).collect();
                     lengths.sort_unstable();
                     let pair = lengths.iter().rev().take(2).copied().fold(1, usize::saturating_mul);
-                    inner = inner.max(pair).max(self.largest(value));
+                    inner = inner.max(pair);
+                    named = named.saturating_mul(self.largest(value));
                     1
                 }
                 _ => {
@@ -778,7 +829,7 @@ impl<'a> Patterns<'a> {
             };
             all = all.saturating_mul(factor.max(1));
         }
-        all.saturating_mul(inner)
+        all.saturating_mul(inner.max(named))
     }
 
     /// Returns the largest product of the parts in an array or object.
@@ -828,6 +879,11 @@ impl SchemaFault {
         SchemaFault { pointer: format!("/{keyword}"), value: value.to_string(), bound }
     }
 
+    /// Returns it as a part of the member of this name.
+    fn within(self, name: &str) -> Self {
+        Self { pointer: format!("/{}{}", pointer_token(name), self.pointer), ..self }
+    }
+
     fn error(&self, field: &'static str) -> Error {
         let found = format!("{}, at #{}", clip(&self.value, REASON_BYTES), clip(&self.pointer, REASON_BYTES));
         Error::bad_option(field, found, self.bound.clone())
@@ -837,11 +893,17 @@ impl SchemaFault {
 /// Finds a keyword that the parser reads otherwise than the schema means it.
 fn find_schema_fault(schema: &Value) -> Option<SchemaFault> {
     let own = schema.as_object().and_then(|keywords| too_many_properties(keywords).or_else(|| misread_bound(keywords)));
-    let is_schema = |key: &str| !["const", "enum", "default", "examples"].contains(&key);
     let inner = || {
-        members(schema).into_iter().filter(|(key, _)| is_schema(key)).find_map(|(key, member)| {
-            let found = find_schema_fault(member)?;
-            Some(SchemaFault { pointer: format!("/{}{}", pointer_token(&key), found.pointer), ..found })
+        members(schema).into_iter().find_map(|(key, member)| {
+            let found = match &*key {
+                "const" | "enum" | "default" | "examples" => None,
+                // their names are no keywords
+                "properties" | "patternProperties" | "dependentSchemas" | "$defs" | "definitions" => {
+                    members(member).into_iter().find_map(|(name, part)| Some(find_schema_fault(part)?.within(&name)))
+                }
+                _ => find_schema_fault(member),
+            };
+            Some(found?.within(&key))
         })
     };
     own.or_else(inner)
@@ -944,28 +1006,120 @@ fn fault_pointer(schema: &Value) -> Option<String> {
     Some(pointer)
 }
 
-/// Refuses a grammar that could exhaust the stack of its parser, or allow bytes that are no text. Splits it as its lexer does: texts,
-/// regular expressions and comments hide what is in them. Follows references in its schemas by recursion.
+/// A definition of a grammar: the parts that `&` joins in it. Brackets are left out, which makes the product of the parts no smaller.
+struct Definition<'a> {
+    name: &'a str,
+    parts: Vec<JoinedPart<'a>>,
+}
+
+/// A part of a definition: the bytes in it, and the names of terminals.
+#[derive(Default)]
+struct JoinedPart<'a> {
+    length: usize,
+    names: Vec<&'a str>,
+}
+
+impl<'a> Definition<'a> {
+    fn new(name: &'a str) -> Self {
+        Self { name, parts: vec![JoinedPart::default()] }
+    }
+
+    /// Returns the product of the lengths of the parts, with the terminals `all` that they name.
+    fn product(&self, all: &[Self], known: &mut HashMap<&'a str, usize>) -> usize {
+        let mut product = 1_usize;
+        for part in &self.parts {
+            let lengths = part.names.iter().map(|name| terminal_length(name, all, known));
+            product = product.saturating_mul(lengths.fold(part.length.max(1), usize::saturating_add));
+        }
+        product
+    }
+}
+
+/// Returns the length of a terminal: the largest one, if grammars within the grammar define the name too. A terminal that names itself has
+/// no bound.
+fn terminal_length<'a>(name: &'a str, all: &[Definition<'a>], known: &mut HashMap<&'a str, usize>) -> usize {
+    if let Some(length) = known.get(name) {
+        return *length;
+    }
+    known.insert(name, usize::MAX);
+    let definitions = all.iter().filter(|definition| definition.name == name);
+    let length = definitions.map(|definition| definition.product(all, known)).max().unwrap_or(IMPORTED_LENGTH);
+    known.insert(name, length);
+    length
+}
+
+/// Returns the JSON value at the beginning of a text, and its bytes.
+fn json_prefix(text: &str) -> Option<(Value, usize)> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let value = values.next()?.ok()?;
+    Some((value, values.byte_offset()))
+}
+
+/// Refuses a grammar that could exhaust the stack of its parser or take too much memory, or allow bytes that are no text. Splits it as its
+/// lexer does: texts, regular expressions, comments and JSON hide what is in them. Follows references by recursion.
 fn check_grammar(field: &'static str, source: &str) -> Result<()> {
     let mut depth = 0_usize;
     let mut negations = 0_usize;
-    let mut intersections = 0;
+    let mut classes = 0;
     let mut rules = 0;
+    let mut definitions = Vec::new();
+    let mut definition = Definition::new("");
     let mut rest = source;
     while let Some(first) = rest.chars().next() {
         let mut length = first.len_utf8();
+        let mut counted = length;
+        let mut begun = None;
+        let run = |is_in: fn(char) -> bool| rest.find(|next| !is_in(next)).unwrap_or(rest.len());
         match first {
-            '"' => length = quoted_length(rest),
-            '#' => length = rest.find('\n').unwrap_or(rest.len()),
-            '/' if rest.starts_with("//") => length = rest.find('\n').unwrap_or(rest.len()),
-            '/' => length = quoted_length(rest),
+            '#' => length = run(|next| next != '\n'),
+            '/' if rest.starts_with("//") => length = run(|next| next != '\n'),
+            '"' | '/' => {
+                length = quoted_length(rest);
+                counted = length;
+                classes += rest.get(..length).map_or(0, count_classes);
+            }
+            'a'..='z' => length = run(|next| matches!(next, 'a'..='z' | '0'..='9' | '_' | '-')),
+            'A'..='Z' | '_' => {
+                length = run(|next| matches!(next, 'A'..='Z' | '0'..='9' | '_' | '-'));
+                if let Some(part) = definition.parts.last_mut() {
+                    part.names.extend(rest.get(..length));
+                }
+            }
             '(' | '[' | '{' => depth += 1,
             ')' | ']' | '}' => depth = depth.saturating_sub(1),
-            ':' => rules += 1,
+            ':' if rest.starts_with("::") => length = 2,
+            ':' => {
+                rules += 1;
+                begun = definition.parts.last_mut().map(|part| part.names.pop().unwrap_or_default());
+            }
             '~' => negations += 1,
-            '&' => intersections += 1,
+            '&' => definition.parts.push(JoinedPart::default()),
             '<' => return Err(Error::bad_option(field, "a special token", "a grammar of Unicode text")),
+            '%' => {
+                if let Some((schema, bytes)) = rest.strip_prefix("%json").and_then(json_prefix) {
+                    check_schema(field, &schema)?;
+                    check_patterns(field, &schema)?;
+                    classes += count_schema_classes(&schema);
+                    length = "%json".len() + bytes;
+                } else if let Some((_, bytes)) = rest.strip_prefix("%regex").and_then(json_prefix) {
+                    length = "%regex".len() + bytes;
+                    counted = length;
+                } else if let Some((options, bytes)) = rest.strip_prefix("%llguidance").and_then(json_prefix) {
+                    let allows = options.get("allow_invalid_utf8");
+                    if allows.is_some_and(|allows| *allows != Value::Bool(false)) {
+                        return Err(Error::bad_option(field, "allow_invalid_utf8", "a grammar of Unicode text"));
+                    }
+                    length = "%llguidance".len() + bytes;
+                } else if rest.starts_with("%ignore") || rest.starts_with("%import") {
+                    begun = Some("");
+                }
+            }
             _ => {}
+        }
+        if let Some(name) = begun {
+            definitions.push(std::mem::replace(&mut definition, Definition::new(name)));
+        } else if let Some(part) = definition.parts.last_mut().filter(|_| !first.is_whitespace()) {
+            part.length += counted;
         }
         if first != '~' && !first.is_whitespace() {
             negations = 0;
@@ -976,32 +1130,19 @@ fn check_grammar(field: &'static str, source: &str) -> Result<()> {
         if negations > NESTING {
             return Err(Error::bad_option(field, "more", format!("at most {NESTING} negations of one part")));
         }
-        if let Some(schema) = rest.strip_prefix("%json") {
-            let schema = serde_json::Deserializer::from_str(schema).into_iter::<Value>().next();
-            if let Some(Ok(schema)) = schema {
-                check_schema(field, &schema)?;
-                check_patterns(field, &schema)?;
-            }
-        }
-        if let Some(options) = rest.strip_prefix("%llguidance") {
-            let options = serde_json::Deserializer::from_str(options).into_iter::<Value>().next();
-            let allows = options.and_then(|options| options.ok()?.get("allow_invalid_utf8").cloned());
-            if allows.is_some_and(|allows| allows != Value::Bool(false)) {
-                return Err(Error::bad_option(field, "allow_invalid_utf8", "a grammar of Unicode text"));
-            }
-        }
         rest = rest.get(length..).unwrap_or_default();
     }
     if rules > MAX_RULES {
         return Err(too_many(field, rules, "rules"));
     }
-    // each part may be as long as the grammar
-    let length = (0..intersections).fold(source.len(), |product: usize, _| product.saturating_mul(source.len()));
-    check_intersection(
-        field,
-        length,
-        "as the product of the lengths of parts that & joins, each as long as the grammar",
-    )
+    check_classes(field, classes)?;
+    definitions.push(definition);
+    let mut known = HashMap::new();
+    let mut length = 0_usize;
+    for joined in definitions.iter().filter(|definition| definition.parts.len() > 1) {
+        length = length.saturating_add(joined.product(&definitions, &mut known));
+    }
+    check_intersection(field, length, "as the product of the lengths of parts that & joins")
 }
 
 /// Returns the length of the part at the beginning of `text` up to the next occurrence of its first character, which a backslash hides.
@@ -1018,9 +1159,19 @@ fn quoted_length(text: &str) -> usize {
 
 impl Rules {
     /// Prepares a parser, and checks that the vocabulary can write the beginning of a text that is forced.
-    fn grammar(field: &'static str, grammar: TopLevelGrammar, symbols: &Arc<Symbols>, tenant: &str) -> Result<Self> {
+    fn grammar(
+        field: &'static str,
+        grammar: TopLevelGrammar,
+        symbols: &Arc<Symbols>,
+        tenant: &str,
+        held: CompileMemory,
+    ) -> Result<Self> {
         let grammar = if symbols.trie.drops_space { after_space(&grammar) } else { grammar };
-        let ready = on_large_stack(symbols, tenant, move |symbols| ready_parser(field, grammar, symbols))?;
+        let make = move |symbols: &Symbols| {
+            let _held = held;
+            ready_parser(field, grammar, symbols)
+        };
+        let ready = on_large_stack(symbols, tenant, make)?;
         let ready = ready.recv_timeout(COMPILE_TIME).unwrap_or_else(|error| match error {
             RecvTimeoutError::Timeout => Err(late(field)),
             RecvTimeoutError::Disconnected => Err(Error::Internal("the parser of a grammar panicked".into())),
@@ -1918,6 +2069,16 @@ mod tests {
                 "Invalid type: strin, at #/items/anyOf/1/properties/a~1~0/type",
             ),
             (Constraint::JsonSchema("false".into()), "expected an object, found"),
+        ] {
+            let error = compiler.compile(&constraint).unwrap_err().to_string();
+            assert!(error.contains(message), "{constraint:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_a_parser_could_not_bear_is_refused_with_the_reason() {
+        let compiler = letters("abc ");
+        for (constraint, message) in [
             (
                 Constraint::Grammar("start: b".into()),
                 "constraint.grammar: expected a grammar that the server supports, found",
@@ -1937,7 +2098,22 @@ mod tests {
                 "found allow_invalid_utf8",
             ),
             (Constraint::JsonSchema(r#"{"x-guidance": {}}"#.into()), "found x-guidance"),
-            (Constraint::Regex(r"\w".repeat(2001)), r"constraint.regex: expected at most 2000 classes such as \w, found 2001"),
+            (
+                Constraint::Regex(r"\w".repeat(2001)),
+                r"constraint.regex: expected at most 2000 classes such as \w, found 2001",
+            ),
+            (
+                Constraint::JsonSchema(format!(r#"{{"pattern": "{}"}}"#, r"\u005cw".repeat(2001))),
+                r"constraint.json_schema: expected at most 2000 classes such as \w, found 2001",
+            ),
+            (
+                Constraint::Grammar(format!(
+                    r#"start: /{}/ %json {{"pattern": "{}"}}"#,
+                    r"\w".repeat(1000),
+                    r"\\d".repeat(1001)
+                )),
+                r"constraint.grammar: expected at most 2000 classes such as \w, found 2001",
+            ),
             (
                 Constraint::Grammar(format!("start: T\nT: {}", ["/.*a.{9}b.*/"; 29].join(" & "))),
                 "expected at most 10000000 as the product of the lengths of parts that & joins",
@@ -1950,13 +2126,66 @@ mod tests {
                 Constraint::Grammar(format!("start: a\na: %json {}", json!({ "minProperties": 3 }))),
                 "expected minProperties of at most 1",
             ),
-            (
-                Constraint::JsonSchema(linked(9).to_string()),
-                "expected at most 10000000 as the product",
-            ),
+            (Constraint::JsonSchema(linked(9).to_string()), "expected at most 10000000 as the product"),
         ] {
             let error = compiler.compile(&constraint).unwrap_err().to_string();
             assert!(error.contains(message), "{constraint:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn terminals_may_exclude_keywords() {
+        let terminals: String =
+            (0..5).map(|id| format!("NAME{id}: /[a-z]+/ & ~/if|else|while|return/ & ~(\"x\" | WORD) // &\n")).collect();
+        let source = format!(
+            "start: NAME0 \" \" NAME1 \" \" NAME2 \" \" NAME3 \" \" NAME4\n{terminals}WORD: /then|do/\n%ignore /#/"
+        );
+        let compiled = bytes().compile(&Constraint::Grammar(source)).unwrap();
+        for (text, expected) in
+            [("ab iff c d e", true), ("ab if c d e", false), ("ab c d e x", false), ("ab do c d e", false)]
+        {
+            assert_eq!(accepts(&compiled, text.as_bytes()), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn grammars_count_the_parts_that_and_joins() {
+        let long = |letter: char, count: usize| format!("/{}/", letter.to_string().repeat(count));
+        let (a, b) = (long('a', 2998), long('b', 2998));
+        for (terminals, is_refused) in [
+            (format!("T: {a} & {b}"), false),
+            (format!("T: {a} & {b}\nS: {a} & {b}"), true),
+            (format!("T: {a} & {b} & /aaa/"), true),
+            (format!("T: A & B & /aaa/\nA: {a}\nB: {b}"), true),
+            (format!("T: ({a} & B) B\nB: C C\nC: {b}"), true),
+            (format!("T: {a} {b}\nS: T T"), false),
+            ("T: T & /a/".into(), true),
+            (format!("t: ~({a} & ({b} & /aaa/))"), true),
+            (format!("t: %lark {{\nstart: T\nT: {a} & X\nX: {b} & /aaa/\n}}"), true),
+            (format!("T: {a} & %regex {{\"substring_chars\": \"{}\"}}", "b".repeat(9000)), true),
+        ] {
+            let checked = check_grammar("constraint.grammar", &format!("start: \"a\"\n{terminals}"));
+            assert_eq!(checked.is_err(), is_refused, "{terminals:.80}");
+        }
+    }
+
+    #[test]
+    fn names_of_properties_are_no_keywords() {
+        let long = |letter: &str| json!({ "pattern": letter.repeat(4000) });
+        let both = json!({ "allOf": [long("a"), long("b")] });
+        for name in ["default", "const", "enum", "examples", "definitions", "$defs"] {
+            for schema in [
+                json!({ "properties": { name: both } }),
+                json!({ "patternProperties": { name: both } }),
+                json!({ "$ref": format!("#/$defs/{name}"), "$defs": { name: both } }),
+                json!({ "properties": { name: long("a") }, "patternProperties": { name: long("b") } }),
+            ] {
+                check_patterns("constraint.json_schema", &schema).unwrap_err();
+            }
+            check_patterns("constraint.json_schema", &json!({ "properties": { "a": { name: both } } })).unwrap();
+            let least = json!({ "properties": { name: { "minProperties": 3 } } });
+            let pointer = find_schema_fault(&least).unwrap().pointer;
+            assert_eq!(pointer, format!("/properties/{name}/minProperties"));
         }
     }
 
@@ -2106,6 +2335,23 @@ mod tests {
             // the model's thread does no more of it
             late.consume(u32::from(begin.as_bytes()[1])).unwrap();
             assert!(!late.find_if_quick().unwrap());
+        }
+    }
+
+    #[test]
+    fn memory_is_reserved_once_and_as_long_as_a_parser_is_made() {
+        let compiler = bytes();
+        let full = |_: usize| -> Result<CompileMemory> { Err(Error::Internal("full".into())) };
+        for constraint in [Constraint::JsonObject, Constraint::Regex("a+".into())] {
+            compiler.compile_for("a", &constraint, full).unwrap_err();
+            let held = Arc::new(());
+            let hold = |bytes: usize| -> Result<CompileMemory> {
+                assert_eq!(bytes, constraint.compile_bytes());
+                Ok(Box::new(Arc::clone(&held)))
+            };
+            compiler.compile_for("a", &constraint, hold).unwrap();
+            assert_eq!(Arc::strong_count(&held), 1);
+            compiler.compile_for("a", &constraint, full).unwrap();
         }
     }
 

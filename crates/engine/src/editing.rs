@@ -6,7 +6,7 @@ use crate::{
     completion::{
         Completion, CompletionRules, CompletionSearch, Distribution, Expansions, NextDistributions, NextSymbol, NodeId,
     },
-    constraint::{Constraint, MAX_MATCHER_BYTES},
+    constraint::{CompileMemory, Constraint, MAX_MATCHER_BYTES, without_limit},
     edited_text::{EditedText, EncodedText, Splice, first_changed, max_symbols},
     engine::{Handle, check_priority},
     observer::Counters,
@@ -261,7 +261,7 @@ impl EditSession {
     /// Prepares the completions at byte `cursor`. Fails if it is no edge of a character, a rule is out of bounds, or the text
     /// unreadable.
     pub fn complete(&self, cursor: usize, rules: CompletionRules) -> Result<CompletionTask> {
-        self.clone().into_completion(cursor, rules).begin()
+        self.clone().into_completion(cursor, rules).begin(without_limit)
     }
 }
 
@@ -534,14 +534,15 @@ impl PendingCompletion {
         Self { constraint, ..self }
     }
 
-    /// Encodes the text and prepares the search. Fails as [`EditSession::complete`] does, and for an invalid constraint.
-    pub fn begin(self) -> Result<CompletionTask> {
+    /// Encodes the text and prepares the search. `reserve` reserves the bytes that compiling the constraint takes. Fails as
+    /// [`EditSession::complete`] and `reserve` do, and for an invalid constraint.
+    pub fn begin(self, reserve: impl FnOnce(usize) -> Result<CompileMemory>) -> Result<CompletionTask> {
         let Self { session, mut symbols, cursor, rules, constraint } = self;
         let field = "complete.cursor_byte";
         let card = session.engine.card();
         let mut search = CompletionSearch::new(rules, card)?;
         if let Some(constraint) = constraint {
-            search.constrain(session.engine.compile(&session.terms.tenant, &constraint)?.matcher()?);
+            search.constrain(session.engine.compile(&session.terms.tenant, &constraint, reserve)?.matcher()?);
         }
         let prefix = symbols.prefix(field, session.text_before(field, cursor)?, card)?;
         // gives the symbols back now, so that other searches can take them

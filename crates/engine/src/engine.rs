@@ -7,7 +7,7 @@ use crate::{
     cache::{DocumentCacheUsage, SegmentCacheUsage},
     calibration::{self, Calibrated},
     clock,
-    constraint::{CompiledConstraint, Constraint},
+    constraint::{CompileMemory, CompiledConstraint, Constraint},
     document_request::{self, DocumentRequest, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
     observer::{Counters, EngineEvent, Observer},
     options::{Generate, within},
@@ -121,11 +121,17 @@ impl Handle {
         self.enqueue_all(requests, terms).map(|()| all_events)
     }
 
-    /// Compiles a constraint of a tenant for the model's vocabulary; a known one costs nothing. Fails as
-    /// [`ConstraintCompiler::compile`](super::constraint::ConstraintCompiler::compile) does.
-    pub fn compile(&self, tenant: &str, constraint: &Constraint) -> Result<Arc<CompiledConstraint>> {
+    /// Compiles a constraint of a tenant for the model's vocabulary; a known one costs nothing. For another, calls `reserve` with the bytes
+    /// that compiling takes, and holds the result until that ends. Fails as `reserve` and
+    /// [`ConstraintCompiler::compile`](super::constraint::ConstraintCompiler::compile) do.
+    pub fn compile(
+        &self,
+        tenant: &str,
+        constraint: &Constraint,
+        reserve: impl FnOnce(usize) -> Result<CompileMemory>,
+    ) -> Result<Arc<CompiledConstraint>> {
         let began = clock::now();
-        let compiled = self.inner().constraints.compile_for(tenant, constraint);
+        let compiled = self.inner().constraints.compile_for(tenant, constraint, reserve);
         let took = clock::since(began);
         let refused = compiled.is_err();
         self.inner().measurements.record(EngineEvent::Constrained { kind: constraint.kind(), took, refused });

@@ -204,7 +204,7 @@ fn check_unsearched(sampling: &Sampling) -> Result<()> {
     let found = [
         ("sampling.presence_penalty", sampling.presence_penalty != 0.0, sampling.presence_penalty.to_string()),
         ("sampling.frequency_penalty", sampling.frequency_penalty != 0.0, sampling.frequency_penalty.to_string()),
-        ("sampling.logit_bias", !sampling.logit_bias.is_empty(), format!("{} biases", sampling.logit_bias.len())),
+        ("sampling.logit_bias", !sampling.logit_bias.is_empty(), sampling.logit_bias.len().to_string()),
     ];
     match found.into_iter().find(|(_, is_set, _)| *is_set) {
         Some((field, _, found)) => Err(bad(

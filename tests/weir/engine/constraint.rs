@@ -62,8 +62,8 @@ fn texts_do_not_depend_on_company_memory_or_speculation() {
             forced += output.usage.forced_chars;
             assert_eq!(without_counts(output), without_counts(alone(job(seed), 1000)), "job {seed}, {speculation}");
         }
-        // fewer if a busy machine delays masks
-        assert!(forced > 20, "{forced}");
+        // a busy machine delays masks: `forced_text_takes_one_step` checks the exact count
+        assert!(forced > 0);
         assert_idle(&toy, &engine);
         assert!(memory == usize::MAX || engine.counters().preemptions > 0);
     }

@@ -6,7 +6,7 @@ use crate::toy_model::RequestCounts;
 use weir::engine::completion::{
     CompletionEnd, CompletionRules, Distribution, Lookahead, NextDistributions, NextSymbol,
 };
-use weir::engine::constraint::Constraint;
+use weir::engine::constraint::{Constraint, without_limit};
 use weir::engine::edited_text::Splice;
 use weir::engine::editing::{Completions, EditSession, MAX_SCORED_BYTES, Scores, received};
 
@@ -564,7 +564,7 @@ fn completions_have_the_form_of_their_constraint() {
     let rules = CompletionRules { count: 16, end: CompletionEnd::Word, max_chars: 9 };
     let found = |constraint: Constraint| {
         let pending = session.clone().into_completion(4, rules).constrained(Some(constraint));
-        let items = block_on(pending.begin().unwrap().run()).unwrap().items;
+        let items = block_on(pending.begin(without_limit).unwrap().run()).unwrap().items;
         let text = |symbols: &[u32]| toy.card().vocabulary.decode(symbols);
         items.iter().map(|item| (text(&item.symbols), item.logprob)).collect::<Vec<_>>()
     };
@@ -588,5 +588,5 @@ fn completions_have_the_form_of_their_constraint() {
     }
     assert_eq!(found(Constraint::Regex("a{2}b".into())).len(), 1);
     let wrong = session.clone().into_completion(4, rules).constrained(Some(Constraint::Regex("(".into())));
-    assert!(matches!(wrong.begin(), Err(Error::BadOption { field: "constraint.regex", .. })));
+    assert!(matches!(wrong.begin(without_limit), Err(Error::BadOption { field: "constraint.regex", .. })));
 }

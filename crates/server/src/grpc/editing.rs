@@ -279,7 +279,9 @@ impl Editor {
             let revision = session.text().revision();
             let pending = session.into_completion(cursor, rules).constrained(constraint);
             let bytes = pending.unencoded_bytes().max(least_work);
-            let begun = work.prepare(bytes, move || pending.begin()).await;
+            let memory = Reservation::new(Arc::clone(&work.memory), Arc::clone(&work.tenant));
+            let begin = move || pending.begin(|bytes| Ok(Box::new(memory.for_work(bytes)?)));
+            let begun = work.prepare(bytes, begin).await;
             let mut task = begun.map_err(|error| error.named(constraint_field))?;
             let mut distributions = Vec::new();
             loop {

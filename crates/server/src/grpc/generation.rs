@@ -186,13 +186,13 @@ impl<M> Incoming<M> {
     }
 }
 
-/// Compiles a constraint. Meanwhile, the memory that this may take counts for the tenant.
+/// Compiles a constraint, unless it is kept. Meanwhile, the memory that this may take counts for the tenant.
 pub(super) fn compile(
     engine: &Lease,
     memory: &Reservation,
     constraint: &Constraint,
 ) -> Result<Arc<CompiledConstraint>> {
-    memory.during(constraint.compile_bytes(), || engine.compile(memory.tenant(), constraint))
+    engine.compile(memory.tenant(), constraint, |bytes| Ok(Box::new(memory.for_work(bytes)?)))
 }
 
 /// Returns the conditions under which a call's job runs.

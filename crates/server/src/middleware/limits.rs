@@ -151,7 +151,7 @@ struct ReservedBytes {
     expanded: usize,
 }
 
-/// The number of equal shares of a tenant's memory; [`Reservation::during`] reserves at most one of them.
+/// The number of equal shares of a tenant's memory; [`Reservation::for_work`] reserves at most one of them.
 const WORK_SHARES: usize = 8;
 
 /// Bytes of the buffer with which tonic begins to decode; tungstenite's is smaller.
@@ -168,14 +168,12 @@ impl Reservation {
         &self.tenant
     }
 
-    /// Runs `work`, which takes at most `bytes` while it runs. They count for the tenant, but only up to a share of its memory: a tenant
-    /// runs few of these at a time, and its other requests need the rest.
-    pub(crate) fn during<T>(&self, bytes: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let bytes = bytes.min(self.memory.tenant_limit / WORK_SHARES);
-        self.add(bytes)?;
-        let done = work();
-        self.release(bytes);
-        done
+    /// Reserves `bytes` for work that takes as many at most, apart from the others. They count for the tenant, but only up to a share of
+    /// its memory: a tenant runs few of these at a time, and its other requests need the rest.
+    pub(crate) fn for_work(&self, bytes: usize) -> Result<Self> {
+        let held = Self::new(Arc::clone(&self.memory), Arc::clone(&self.tenant));
+        held.add(bytes.min(self.memory.tenant_limit / WORK_SHARES))?;
+        Ok(held)
     }
 
     /// Reserves `more` bytes that have arrived. Returns true if no others were waiting to be read. Fails if the limit of all
@@ -979,22 +977,17 @@ mod tests {
         let memory = BodyMemory::new(&config);
         let reservation = |tenant: &str| Reservation::new(Arc::clone(&memory), tenant.into());
         let share = memory.tenant_limit / WORK_SHARES;
-        reservation("a")
-            .during(usize::MAX, || {
-                assert_eq!(memory.bytes.held(), (share, 1));
-                reservation("b").during(7, || {
-                    assert_eq!(memory.bytes.held(), (share + 7, 2));
-                    Ok(())
-                })?;
-                // another request of the tenant takes the rest
-                let body = reservation("a");
-                body.add(memory.tenant_limit - share).unwrap();
-                let refused = reservation("a").during(share, || Ok(()));
-                assert!(matches!(refused, Err(Error::QueueFull { .. })));
-                reservation("b").during(share, || Ok(()))
-            })
-            .unwrap();
-        assert!(reservation("a").during(9, || Err::<(), _>(Error::Cancelled)).is_err());
+        let work = reservation("a").for_work(usize::MAX).unwrap();
+        assert_eq!(memory.bytes.held(), (share, 1));
+        let other = reservation("b").for_work(7).unwrap();
+        assert_eq!(memory.bytes.held(), (share + 7, 2));
+        drop(other);
+        // another request of the tenant takes the rest
+        let body = reservation("a");
+        body.add(memory.tenant_limit - share).unwrap();
+        assert!(matches!(reservation("a").for_work(share), Err(Error::QueueFull { .. })));
+        reservation("b").for_work(share).unwrap();
+        drop((work, body));
         assert_eq!(memory.bytes.held(), (0, 0));
     }
 

@@ -758,8 +758,8 @@ enum OtherField {
 /// Values that count as absent, as [`Description`] has them. An object without fields may mean something.
 const EMPTY: [&str; 3] = ["null", "\"\"", "[]"];
 
-/// The fields of OpenAI, vLLM, SGLang, TGI, llama.cpp, transformers and Triton that the server does not support, and those that only
-/// one path supports. Completions ignore a field that is not here either; summaries refuse it.
+/// The fields of OpenAI, vLLM, SGLang, TGI, llama.cpp, KoboldCpp, Ollama, transformers and Triton that the server does not support, and
+/// those that only one path supports. Completions ignore a field that is not here either; summaries refuse it.
 const OTHER_FIELDS: [(OtherField, &str); 16] = [
     (
         OtherField::Ignored,
@@ -788,7 +788,8 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
          input_embeds text messages suffix input_prefix input_suffix input_extra negative_prompt negative_prompt_ids \
          system template chat_template images image_data audio_data multimodal_data session_params lora lora_path \
          lora_request lora_name adapter_id adapters watermarking_config reasoning reasoning_effort verbosity \
-         web_search_options",
+         web_search_options sampler_order sampler_seed custom_token_bans memory context decoder_input_ids penalty_prompt \
+         logits_bias maxTokens topP topK frequencyPenalty presencePenalty",
     ),
     (
         OtherField::Refused("{}"),
@@ -798,17 +799,17 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
     (
         OtherField::Refused("false"),
         "use_beam_search json_object guided_json_object ban_eos_token watermark watermarking return_full_text no_stop_trim token_healing \
-         renormalize_logits continue_final_message",
+         renormalize_logits continue_final_message raw penalize_nl",
     ),
     (OtherField::Refused("true"), "add_special_tokens skip_special_tokens"),
     (
         OtherField::Refused("0"),
         "mirostat mirostat_mode xtc_probability dry_multiplier dynatemp_range penalty_alpha epsilon_cutoff eta_cutoff n_indent min_keep \
-         t_max_predict_ms min_length encoder_no_repeat_ngram_size diversity_penalty top_a smoothing_factor",
+         t_max_predict_ms min_length encoder_no_repeat_ngram_size diversity_penalty top_a smoothing_factor repetition_penalty_range",
     ),
     (
         OtherField::Refused("1"),
-        "typical_p tfs_z repeat_penalty encoder_repetition_penalty num_beam_groups beam_width guidance_scale \
+        "typical typical_p tfs tfs_z repeat_penalty encoder_repetition_penalty num_beam_groups beam_width guidance_scale cfg_scale \
          num_return_sequences n_cmpl",
     ),
     (OtherField::Refused("-1"), "top_n_sigma adaptive_target thinking_token_budget"),

@@ -35,15 +35,6 @@ use weir_models::{
 use weir_proto::v1;
 use weir_server::{Engines, Listener, config::TransportConfig, run};
 
-/// Checkpoint and compute settings.
-#[derive(Debug, Clone, clap::Args)]
-pub struct ModelArgs {
-    #[command(flatten)]
-    checkpoint: CheckpointArgs,
-    #[command(flatten)]
-    pub(super) load: LoadArgs,
-}
-
 /// The checkpoint of a command.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct CheckpointArgs {
@@ -96,19 +87,6 @@ pub struct ComputeArgs {
     /// Device of Hugging Face models: cpu, cuda, cuda:N or metal. Other models run on the CPU.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, env = "WEIR_DEVICE")]
     pub device: DeviceChoice,
-}
-
-impl ModelArgs {
-    /// Finds the checkpoint. Fails if there is no model of that name.
-    pub(super) fn source(&self) -> Result<CheckpointSource> {
-        self.checkpoint.source()
-    }
-
-    /// Loads the model with kernels of an instruction set, by default the widest that the processor has. Fails if the checkpoint cannot
-    /// be read or is invalid.
-    pub(super) fn load(&self, isa: Option<Isa>) -> Result<Arc<dyn Model>> {
-        self.load.load(&self.source()?, isa)
-    }
 }
 
 impl LoadArgs {

@@ -1,7 +1,7 @@
 //! `weir verify`: compares a checkpoint's outputs with a second implementation's.
 
 use crate::cli::flag_names::with_flag;
-use crate::cli::model::{self, ModelArgs};
+use crate::cli::model::{self, CheckpointArgs, LoadArgs};
 use crate::cli::output;
 use crate::report::sample::Sample;
 use crate::verify::load::load_for;
@@ -40,14 +40,17 @@ pub struct Args {
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
     #[command(flatten)]
-    model: ModelArgs,
+    checkpoint: CheckpointArgs,
+    #[command(flatten)]
+    load: LoadArgs,
 }
 
 /// Runs the command. Fails if the checkpoint or the text is invalid, if the second implementation does not compute such a model, or
 /// if the outputs differ by more than the tolerance.
 pub fn run(args: Args) -> Result<()> {
-    let model = args.model.load(args.isa)?;
-    let reference = load_for(&args.model.source()?, Dtype::parse(model.card().dtype).unwrap_or(Dtype::F32))?;
+    let source = args.checkpoint.source()?;
+    let model = args.load.load(&source, args.isa)?;
+    let reference = load_for(&source, Dtype::parse(model.card().dtype).unwrap_or(Dtype::F32))?;
     let input = args.input(&*model, reference.limit().symbols)?;
     let report = verify(&*model, &*reference, &input).map_err(|error| with_flag(error, "text", args.text_flag()))?;
     if args.json {

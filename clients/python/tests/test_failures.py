@@ -97,7 +97,8 @@ def test_the_deadline_covers_all_attempts(kind: str) -> None:
         assert error.value.code is EXHAUSTED
         timeouts = [seconds for _, seconds in fake.received if seconds is not None]
         # The client starts no pause that would end after the deadline, which is the case for the first one if it is slow.
-        assert 1 <= len(timeouts) <= 2 and timeouts[0] < 2.5
+        # gRPC rounds a timeout of some seconds up to hundredths.
+        assert 1 <= len(timeouts) <= 2 and timeouts[0] <= 2.51
         assert timeouts[1:] == [] or timeouts[1] < timeouts[0] - 1.25
 
 

@@ -452,7 +452,7 @@ const BLOCKS_OF_A_ROW: u64 = 2;
 /// Bytes at the beginning of compressed data that hold the header.
 const HEADER: u64 = 256;
 
-/// Whether files are compressed or decompressed, and the options of the calls.
+/// The direction of coding, with the options of the calls.
 enum Direction {
     Compress(CompressOptions),
     Decompress(DecompressOptions),

@@ -19,9 +19,10 @@
 //! - `lsp FLAGS` runs and initializes `weir lsp`, and sends it each `-d MESSAGE`, once the message before is answered if it has an id.
 //!   The JSON is the list of the answers.
 //!
-//! Of all but the first, the message and the JSON may be left out, and the JSON may lack members; `"no NAME": true` states that there is
-//! no such member. Numbers with a point may differ by a ten-thousandth, because the order of sums depends on the processor. `{grpc}` and its like stand for addresses, `%{a*3}` for `aaa`,
-//! and `…` for any text. Paragraphs that begin with `#` are comments.
+//! Answers to `curl`, `grpcurl` and `lsp` may leave out the message and the JSON. The JSON may lack members, and
+//! `"no NAME": true` states that there is no such member. `{grpc}` and its like stand for addresses, `%{a*3}` for `aaa`, `…` for any text,
+//! and `"≈1.5"` for a number within a hundred-thousandth of 1.5, because sums differ between processors. Paragraphs that begin with `#`
+//! are comments.
 //!
 //! A case with files is a folder with a `case.txt`, whose commands run in one copy of the folder. If they call `{grpc}` or `{http}`, a
 //! server runs there with the flags of the line `serve FLAGS`, which is `serve --model m=model` if there is none.
@@ -518,10 +519,10 @@ fn is_like_json(found: &Value, expected: &Value) -> bool {
                 && found.iter().zip(expected).all(|(found, expected)| is_like_json(found, expected))
         }
         (Value::String(found), Value::String(expected)) => is_like(found, expected),
-        (Value::Number(found), Value::Number(expected)) if expected.is_f64() => {
-            let expected = expected.as_f64().unwrap();
-            found.as_f64().is_some_and(|found| (found - expected).abs() <= expected.abs() * 1e-4)
-        }
+        (Value::Number(found), Value::String(expected)) => expected.strip_prefix('≈').is_some_and(|expected| {
+            let (found, expected) = (found.as_f64().unwrap(), expected.parse::<f64>().unwrap());
+            (found - expected).abs() <= expected.abs() * 1e-5
+        }),
         _ => found == expected,
     }
 }
@@ -533,7 +534,8 @@ fn patterns_and_words() {
     let [found, expected] = [json!({ "a": [1, "bc"], "b": 2 }), json!({ "a": [1, "b…"] })];
     assert!(is_like_json(&found, &expected) && !is_like_json(&expected, &found));
     assert!(is_like_json(&found, &json!({ "no c": true })) && !is_like_json(&found, &json!({ "no b": true })));
-    assert!(is_like_json(&json!(-2.68933), &json!(-2.6894)) && !is_like_json(&json!(-2.68933), &json!(-2.6897)));
+    assert!(is_like_json(&json!(-2.68933), &json!("≈-2.68934")) && !is_like_json(&json!(-2.68933), &json!("≈-2.6894")));
+    assert!(!is_like_json(&json!(-2.68933), &json!(-2.68934)));
     assert_eq!(filled("{one} {\"a\": \"%{b*3}\"} 2*3", &[("one", "x:1".into())]), "x:1 {\"a\": \"bbb\"} 2*3");
     assert_eq!(split("weir score --text 'a  b' c"), ["weir", "score", "--text", "a  b", "c"]);
 }

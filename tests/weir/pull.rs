@@ -116,7 +116,7 @@ fn a_hidden_optional_file_counts_as_missing() {
     User::new().refused(&format!("{}/other", server.url()), &[], &[hidden]);
 }
 
-/// As in transformers, which then does not read the index.
+/// Transformers does not read the index either.
 #[test]
 fn one_file_of_weights_comes_before_an_index() {
     let server = WebServer::start(|request| match request.path.as_str() {

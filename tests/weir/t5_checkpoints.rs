@@ -485,7 +485,7 @@ fn an_index_must_agree_with_its_files() {
     assert!(load(pickled.path(), &settings()).is_ok());
 }
 
-/// As in transformers. The tensors are in the single file, in a shard and in the index, or only in a shard.
+/// Transformers ignores them as well. The tensors are in the single file, in a shard and in the index, or only in a shard.
 #[test]
 fn pickled_tensors_that_no_model_has_are_ignored() {
     let expected = load(&golden_data("t5").join("t5_v11"), &settings()).unwrap().card().parameters;

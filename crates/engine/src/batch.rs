@@ -120,7 +120,7 @@ pub(crate) struct Batch {
     waiting: Vec<usize>,
     /// Shared by all requests, until the worker restarts, so that a new one need not learn which guesses are wrong.
     guess_rates: GuessRates,
-    /// Without a thread until a constraint is slow.
+    /// Threads that find slow masks. They start with the first slow constraint.
     constraint_threads: ConstraintThreads,
 }
 

@@ -120,7 +120,7 @@ pub struct CheckTask {
     text: String,
     symbols: Arc<SharedSymbols>,
     words: Vec<Word>,
-    /// How often the text has each word.
+    /// Occurrences of each word in the text.
     counts: HashMap<String, usize>,
 }
 

@@ -553,7 +553,7 @@ pub struct CompiledConstraint {
     texts: ChoiceTexts,
     /// Symbols of these texts, where a beginning that several share counts once.
     tried: usize,
-    /// What may follow an empty text, once that is known.
+    /// The symbols that may follow an empty text, once they are known.
     first: OnceLock<Allowed>,
     symbols: Arc<Symbols>,
     bytes: usize,

@@ -255,7 +255,7 @@ fn a_choice_costs_as_much_as_the_places_where_its_texts_part() {
     assert_idle(&toy, &engine);
 }
 
-/// What a lost row was fed while texts were tried counts as repeated, and nothing else does.
+/// Symbols count as repeated if a lost row was fed them while texts were tried; no others do.
 #[test]
 fn a_choice_that_loses_its_row_pays_once_for_its_texts() {
     let toy = Toy::new();

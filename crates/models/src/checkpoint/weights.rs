@@ -21,7 +21,7 @@ use std::{
 };
 use weir_kernels::error::{Error, QUOTED, Result, clip, printable};
 
-/// What becomes of tensors that a model does not use.
+/// The treatment of tensors that a model does not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnusedTensors {
     /// They are an error, except for constants. Used for weir's own format, and for projects that load weights strictly.

@@ -2,12 +2,14 @@
 //! descriptions of its models, which a report keeps as conditions of the measurement.
 
 use crate::error::{Error, Result};
+use crate::stats::UNAVAILABLE;
 use serde::{Deserialize, Serialize};
+use std::error::Error as _;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::time::timeout;
-use tonic::Status;
+use tonic::{Code, Status};
 use weir_client::connection::{Client, ConnectError, ServerEndpoint};
 use weir_client::quoted;
 use weir_client::status::CODE_NAMES;
@@ -61,9 +63,13 @@ impl ConnectionPool {
     }
 }
 
-/// Returns the name of the gRPC code as the specification spells it.
+/// Returns the name of the gRPC code as the specification spells it. A lost connection is `UNAVAILABLE`: tonic's code for it is
+/// UNKNOWN in the midst of an answer, and CANCELLED before the request was written.
 pub fn code_name(status: &Status) -> &'static str {
-    CODE_NAMES[status.code() as usize]
+    match status.code() {
+        Code::Unknown | Code::Cancelled if status.source().is_some() => UNAVAILABLE,
+        code => CODE_NAMES[code as usize],
+    }
 }
 
 const METADATA_TIMEOUT: Duration = Duration::from_secs(10);

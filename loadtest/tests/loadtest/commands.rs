@@ -229,8 +229,8 @@ fn an_interrupted_warm_up_measures_nothing() {
 /// The second load answers twice, and the rest of its requests find no server.
 #[test]
 fn a_sweep_reports_what_it_measured_before_the_server_went_away_and_fails() {
-    // slow, so that most answers are still to come when the server goes away, however late that is noticed
-    let served = serve(vec![Script { first: ms(600), ..script("stub") }]);
+    // most answers are still to come when the server goes away, however late that is noticed
+    let served = serve(vec![Script { answers: Some(14), ..script("stub") }]);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let load = "--concurrency 4,2,3 --requests 12 --warm-up 0 --output-chars 4";
@@ -247,6 +247,8 @@ fn a_sweep_reports_what_it_measured_before_the_server_went_away_and_fails() {
     let points = &report[0]["parts"][0]["points"];
     assert_eq!(points[0]["figures"]["requests"]["well"], 12);
     assert!(points[1]["broken_off"].as_str().unwrap().starts_with("the server went away: "), "{points}");
+    let errors = points[1]["figures"]["requests"]["errors"].as_object().unwrap();
+    assert!(errors.keys().eq(["UNAVAILABLE"]), "a request that was under way counts too: {errors:?}");
     assert_eq!(points[1]["tester"]["limits"], json!([]));
     assert_eq!(points.as_array().unwrap().len(), 2);
     assert!(fs::read_to_string(file("a.md")).unwrap().contains("ENDED EARLY: "));

@@ -56,6 +56,8 @@ pub(crate) struct Script {
     pub(crate) rows: usize,
     /// Start and end of a pause in which the server hangs, counted from its start.
     pub(crate) pause: Option<(Duration, Duration)>,
+    /// Texts that it finishes before it hangs; absent: all.
+    pub(crate) answers: Option<u64>,
     /// Rejects every n-th request; 0: none.
     pub(crate) refuse: u64,
     /// Bits per character that it reports for scored texts.
@@ -201,6 +203,10 @@ impl Stub {
     ) -> Option<()> {
         let arrived = Instant::now();
         let mut slot = slots.acquire(arrived).await;
+        if script.answers.is_some_and(|answers| self.answered() >= answers) {
+            out.closed().await;
+            return None;
+        }
         let queue = arrived.elapsed();
         let count = u64::from(request.stopping.unwrap_or_default().max_chars());
         let boundaries = request.details.unwrap_or_default().boundaries();

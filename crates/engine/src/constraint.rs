@@ -10,8 +10,8 @@
 use crate::{
     clock::{now, since},
     pattern::{
-        self, Allowed, CACHE_BYTES, NAMED_CHARACTERS, NFA_BYTES, Pattern, PatternMatcher, STEP_TIME, Stuck, SymbolTrie,
-        impossible, too_slow,
+        self, Allowed, CACHE_BYTES, FORM_OF_A_TEXT, NAMED_CHARACTERS, NFA_BYTES, Pattern, PatternMatcher, STEP_TIME,
+        Stuck, SymbolTrie, impossible, too_slow,
     },
 };
 use llguidance::{
@@ -121,10 +121,10 @@ const MAX_UTF8: usize = 4;
 /// Limits of a schema or grammar. A millisecond burns about 50,000 units of the lexer's fuel at the start, and 14,000 later. Items of
 /// an ambiguous grammar take longer than that, so [`STEP_TIME`] bounds a step's time.
 const LIMITS: ParserLimits = ParserLimits {
-    max_items_in_row: 2000,
+    max_items_in_row: 10_000,
     initial_lexer_fuel: 1_000_000,
     step_lexer_fuel: 100_000,
-    step_max_items: 25_000,
+    step_max_items: 250_000,
     max_lexer_states: 10_000,
     max_grammar_size: 200_000,
     precompute_large_lexemes: false,
@@ -243,6 +243,9 @@ fn count_classes(source: &str) -> usize {
     let is_class = |pair: &&[u8]| matches!(pair, [b'\\', class] if b"pPwWdDsS".contains(class));
     source.as_bytes().windows(2).filter(is_class).count()
 }
+
+/// Keywords of a schema whose members have names that are no keywords.
+const NAMED_PARTS: [&str; 5] = ["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"];
 
 /// Counts the classes in the patterns of a schema, wherever they stand.
 fn count_schema_classes(schema: &Value) -> usize {
@@ -718,11 +721,49 @@ pub(crate) fn shared_lengths(texts: &[Vec<u32>]) -> Vec<usize> {
     std::iter::once(0).chain(texts.windows(2).map(shared)).take(texts.len()).collect()
 }
 
+/// The dates of RFC 3339 among those of the parser's expression: 29 February is in leap years only. Other validators know no year 0.
+const DATE: &str = "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-(?:0[13-9]-..|1.-..|02-(?:[01].|2[0-8]))\
+    |(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)";
+
+/// A leap second, which ends a day of UTC.
+const LEAP_SECOND: &str = "23:59:60(?:[.][0-9]+)?(?:[zZ]|[+-]00:00)";
+
+/// Adds to the parts of a schema with a `format` a pattern of what the format demands beyond the parser's expression for it.
+fn complete_formats(schema: &mut Value) {
+    let keywords = match schema {
+        Value::Object(keywords) => keywords,
+        Value::Array(parts) => return parts.iter_mut().for_each(complete_formats),
+        _ => return,
+    };
+    for (keyword, value) in keywords.iter_mut() {
+        match (keyword.as_str(), value) {
+            ("const" | "enum" | "default" | "examples", _) => {}
+            (keyword, Value::Object(parts)) if NAMED_PARTS.contains(&keyword) => {
+                parts.values_mut().for_each(complete_formats);
+            }
+            (_, value) => complete_formats(value),
+        }
+    }
+    let exact = match keywords.get("format").and_then(Value::as_str) {
+        Some("date") => format!("^{DATE}$"),
+        Some("time") => format!("^(?:.{{6}}[0-5].*|{LEAP_SECOND})$"),
+        Some("date-time") => format!("^(?:{DATE}.{{7}}[0-5].*|.{{5}}(?:06-30|12-31).{LEAP_SECOND})$"),
+        Some("hostname") => "^.{0,253}$".to_owned(),
+        _ => return,
+    };
+    if !keywords.contains_key("pattern") {
+        keywords.insert("pattern".into(), exact.into());
+    } else if let Value::Array(parts) = keywords.entry("allOf").or_insert_with(|| json!([])) {
+        parts.push(json!({ "pattern": exact }));
+    }
+}
+
 /// Returns the grammar of a schema, in which a comma and a colon are followed by one space, and nothing else by any.
 fn json_grammar(field: &'static str, mut schema: Value) -> Result<TopLevelGrammar> {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
+    complete_formats(&mut schema);
     let Some(keys) = schema.as_object_mut() else {
         return Err(Error::bad_option(field, quoted(&schema.to_string()), "an object"));
     };
@@ -897,8 +938,7 @@ fn find_schema_fault(schema: &Value) -> Option<SchemaFault> {
         members(schema).into_iter().find_map(|(key, member)| {
             let found = match &*key {
                 "const" | "enum" | "default" | "examples" => None,
-                // their names are no keywords
-                "properties" | "patternProperties" | "dependentSchemas" | "$defs" | "definitions" => {
+                key if NAMED_PARTS.contains(&key) => {
                     members(member).into_iter().find_map(|(name, part)| Some(find_schema_fault(part)?.within(&name)))
                 }
                 _ => find_schema_fault(member),
@@ -1056,8 +1096,10 @@ fn json_prefix(text: &str) -> Option<(Value, usize)> {
 }
 
 /// Refuses a grammar that could exhaust the stack of its parser or take too much memory, or allow bytes that are no text. Splits it as its
-/// lexer does: texts, regular expressions, comments and JSON hide what is in them. Follows references by recursion.
-fn check_grammar(field: &'static str, source: &str) -> Result<()> {
+/// lexer does: texts, regular expressions, comments and JSON hide what is in them. Follows references by recursion. Returns the grammar
+/// with [`complete_formats`] in its schemas.
+fn check_grammar(field: &'static str, source: &str) -> Result<String> {
+    let mut complete = String::with_capacity(source.len());
     let mut depth = 0_usize;
     let mut negations = 0_usize;
     let mut classes = 0;
@@ -1069,6 +1111,7 @@ fn check_grammar(field: &'static str, source: &str) -> Result<()> {
         let mut length = first.len_utf8();
         let mut counted = length;
         let mut begun = None;
+        let mut json = None;
         let run = |is_in: fn(char) -> bool| rest.find(|next| !is_in(next)).unwrap_or(rest.len());
         match first {
             '#' => length = run(|next| next != '\n'),
@@ -1098,9 +1141,12 @@ fn check_grammar(field: &'static str, source: &str) -> Result<()> {
             '%' => {
                 if let Some((schema, bytes)) = rest.strip_prefix("%json").and_then(json_prefix) {
                     check_schema(field, &schema)?;
-                    check_patterns(field, &schema)?;
                     classes += count_schema_classes(&schema);
                     length = "%json".len() + bytes;
+                    let mut completed = schema.clone();
+                    complete_formats(&mut completed);
+                    check_patterns(field, &completed)?;
+                    json = (completed != schema).then(|| format!("%json {completed}"));
                 } else if let Some((_, bytes)) = rest.strip_prefix("%regex").and_then(json_prefix) {
                     length = "%regex".len() + bytes;
                     counted = length;
@@ -1130,6 +1176,7 @@ fn check_grammar(field: &'static str, source: &str) -> Result<()> {
         if negations > NESTING {
             return Err(Error::bad_option(field, "more", format!("at most {NESTING} negations of one part")));
         }
+        complete.push_str(json.as_deref().or_else(|| rest.get(..length)).unwrap_or(rest));
         rest = rest.get(length..).unwrap_or_default();
     }
     if rules > MAX_RULES {
@@ -1142,7 +1189,7 @@ fn check_grammar(field: &'static str, source: &str) -> Result<()> {
     for joined in definitions.iter().filter(|definition| definition.parts.len() > 1) {
         length = length.saturating_add(joined.product(&definitions, &mut known));
     }
-    check_intersection(field, length, "as the product of the lengths of parts that & joins")
+    check_intersection(field, length, "as the product of the lengths of parts that & joins").map(|()| complete)
 }
 
 /// Returns the length of the part at the beginning of `text` up to the next occurrence of its first character, which a backslash hides.
@@ -1180,10 +1227,10 @@ impl Rules {
     }
 }
 
-fn ready_parser(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols) -> Result<Matcher> {
+fn ready_parser(field: &'static str, mut grammar: TopLevelGrammar, symbols: &Symbols) -> Result<Matcher> {
     let trie = &symbols.trie;
-    for part in &grammar.grammars {
-        part.lark_grammar.as_ref().map_or(Ok(()), |source| check_grammar(field, source))?;
+    for part in &mut grammar.grammars {
+        part.lark_grammar = part.lark_grammar.take().map(|source| check_grammar(field, &source)).transpose()?;
         part.json_schema.as_ref().map_or(Ok(()), |schema| check_patterns(field, schema))?;
     }
     let schema = grammar.grammars.iter().find_map(|part| part.json_schema.clone());
@@ -1206,7 +1253,7 @@ fn ready_parser(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols
     let mut allowed = Allowed::new(trie);
     let mut text = Vec::new();
     let began = now();
-    for position in 0..CHECKED {
+    for _ in 0..CHECKED {
         let computed = update(field, &mut matcher, symbols, &mut allowed, STEP_TIME);
         if matcher.is_cancelled() {
             return Err(too_slow(field));
@@ -1216,10 +1263,7 @@ fn ready_parser(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols
         }
         if allowed.with_text == 0 && !allowed.ends {
             let characters = next_characters(&mut matcher, symbols);
-            return Err(match characters.is_empty() {
-                true => Error::bad_option(field, "one that no text has", FORM_OF_A_TEXT),
-                false => impossible(field, Stuck { position, characters }),
-            });
+            return Err(impossible(field, Stuck { position: trie.count_characters(&text), characters }));
         }
         let Some(only) = allowed.only().filter(|_| since(began) < FIRST_TIME) else { break };
         let taken = symbols.limit_time(&mut matcher, STEP_TIME, |matcher| matcher.consume_token(only));
@@ -1303,9 +1347,6 @@ fn has_text(grammar: &CGrammar, checks_lexemes: bool) -> bool {
         }
     }
 }
-
-/// The expectation in the error about a form that no text has.
-const FORM_OF_A_TEXT: &str = "a form that some text has";
 
 /// Returns the reason in a parser's error, without the parser's own marks and the place of a panic.
 fn own_reason(reason: &str) -> String {
@@ -1495,10 +1536,17 @@ impl ConstraintMatcher {
         self.is_behind
     }
 
-    /// Returns the error of a text after which nothing may follow, as far as that is known.
+    /// Returns the error of a text after which nothing may follow, as far as that is known: the position, and what the form allows there.
     pub(crate) fn dead_end(&self) -> Option<Error> {
         let is_stuck = self.allowed.with_text == 0 && !self.allowed.ends && !self.is_behind;
-        is_stuck.then(|| self.broken("a place where no symbol of the vocabulary may follow".into()))
+        is_stuck.then(|| {
+            let symbols = &self.compiled.symbols;
+            let characters = match self.state.clone() {
+                MatcherState::Pattern(mut matcher) => matcher.characters(),
+                MatcherState::Grammar(mut matcher) => next_characters(&mut matcher, symbols),
+            };
+            impossible(self.field, Stuck { position: symbols.trie.count_characters(&self.text), characters })
+        })
     }
 
     /// Finds what may follow, which may be nothing, unless that is given up. Fails if it takes more work or time than permitted.
@@ -2200,16 +2248,94 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_exceeds_the_parsers_limits_is_refused_before_work() {
-        let names = (0..900).map(|id| (format!("p{id}"), json!({ "type": "null" }))).collect::<serde_json::Map<_, _>>();
-        let error = bytes()
-            .compile(&Constraint::JsonSchema(json!({ "type": "object", "properties": names }).to_string()))
-            .unwrap_err();
-        let error = error.to_string();
-        assert!(
-            error.contains("expected a schema that the server supports, found ") && error.contains("2000"),
-            "{error}"
-        );
+    fn all_parts_that_a_schema_may_have_may_be_optional() {
+        let mut names = (2..MAX_RULES).map(|id| (format!("p{id}"), json!({ "type": "null" }))).collect::<Map<_, _>>();
+        let schema = |names: &Map<_, _>| {
+            let schema = json!({ "type": "object", "properties": names });
+            bytes().compile(&Constraint::JsonSchema(schema.to_string()))
+        };
+        let compiled = schema(&names).unwrap();
+        for (text, expected) in [
+            (r#"{"p2": null, "p500": null, "p999": null, "other": 1}"#, true),
+            (r#"{"p999": null}"#, true),
+            (r#"{"p999": 1}"#, false),
+        ] {
+            assert_eq!(accepts(&compiled, text.as_bytes()), expected, "{text}");
+        }
+        names.insert("more".into(), json!({}));
+        let error = schema(&names).unwrap_err().to_string();
+        assert_eq!(error, "constraint.json_schema: expected at most 1000 objects and truth values, found 1001");
+    }
+
+    #[test]
+    fn formats_are_exact_where_a_part_of_the_text_depends_on_another() {
+        let host = |length: usize| format!("{}a", "a.".repeat(length / 2));
+        let texts = [
+            ("date", "2024-02-29", true),
+            ("date", "2000-02-29", true),
+            ("date", "0001-01-01", true),
+            ("date", "9999-12-31", true),
+            ("date", "2023-02-29", false),
+            ("date", "1900-02-29", false),
+            ("date", "2024-02-30", false),
+            ("date", "2024-04-31", false),
+            ("date", "0000-01-01", false),
+            ("time", "23:59:59.5+00:30", true),
+            ("time", "00:00:00z", true),
+            ("time", "23:59:60Z", true),
+            ("time", "23:59:60.25+00:00", true),
+            ("time", "23:59:60+01:00", false),
+            ("time", "22:59:60Z", false),
+            ("time", "23:59:61Z", false),
+            ("date-time", "2024-02-29t23:59:59-08:00", true),
+            ("date-time", "1998-12-31T23:59:60Z", true),
+            ("date-time", "2015-06-30T23:59:60.1Z", true),
+            ("date-time", "1998-12-30T23:59:60Z", false),
+            ("date-time", "1998-12-31T22:59:60Z", false),
+            ("date-time", "2023-02-29T00:00:00Z", false),
+            ("hostname", &host(252), true),
+            ("hostname", &host(254), false),
+        ];
+        for (format, text, expected) in texts {
+            let schema = json!({ "properties": { "format": { "type": ["string", "null"], "format": format } } });
+            let text = format!("{{\"format\": {}}}", Value::from(text));
+            let grammar = format!("start: %json {schema}");
+            for constraint in [Constraint::JsonSchema(schema.to_string()), Constraint::Grammar(grammar)] {
+                let compiled = bytes().compile(&constraint).unwrap();
+                assert_eq!(accepts(&compiled, text.as_bytes()), expected, "{text} {constraint:?}");
+                assert!(accepts(&compiled, b"{\"format\": null}"));
+            }
+        }
+        let limited =
+            json!({ "format": "date", "pattern": "29$", "allOf": [{ "pattern": "^2023-02" }], "const": "2023-02-29" });
+        let error = bytes().compile(&Constraint::JsonSchema(limited.to_string())).unwrap_err().to_string();
+        assert!(error.contains("nsatisfiable"), "{error}");
+        let data = json!({ "const": { "format": "date" } });
+        let compiled = bytes().compile(&Constraint::JsonSchema(data.to_string())).unwrap();
+        assert!(accepts(&compiled, br#"{"format": "date"}"#));
+    }
+
+    #[test]
+    fn a_dead_end_states_the_position_and_what_the_form_allows_there() {
+        let compiler = letters("abé ");
+        for (source, text, expected) in [
+            ("start: /[ab]/ \"é\" /[{}]/", "aé", "one that allows only \"{\", \"}\" at position 2 of the text"),
+            ("start: \"a\" | \"b\" x\nx: x \"a\"", "b", "one that allows nothing at position 1 of the text"),
+        ] {
+            let compiled = compiler.compile(&Constraint::Grammar(source.into())).unwrap();
+            let mut matcher = compiled.matcher().unwrap();
+            let symbols = compiler.vocabulary.encode("text", text, 9).unwrap();
+            let (last, before) = symbols.split_last().unwrap();
+            for symbol in before {
+                matcher.consume(*symbol).and_then(|()| matcher.update()).unwrap();
+            }
+            matcher.consume(*last).unwrap();
+            let error = matcher.update().unwrap_err().to_string();
+            assert!(
+                error.starts_with("constraint.grammar: expected a form that ") && error.ends_with(expected),
+                "{error}"
+            );
+        }
     }
 
     /// Returns a grammar whose rules or tokens each refer to the next one.

@@ -178,6 +178,13 @@ impl SymbolTrie {
         self.trie().add_bias(walk, symbols, b" ");
     }
 
+    /// Returns the number of characters that these symbols write.
+    pub(crate) fn count_characters(&self, symbols: &[u32]) -> usize {
+        let bytes: Vec<u8> = symbols.iter().flat_map(|symbol| self.bytes(*symbol)).copied().collect();
+        let bytes = bytes.strip_prefix(b" ").filter(|_| self.drops_space).unwrap_or(&bytes);
+        String::from_utf8_lossy(bytes).chars().count()
+    }
+
     /// Returns the id that stands for the end of a text.
     pub(crate) fn end(&self) -> usize {
         self.end
@@ -453,8 +460,18 @@ pub(crate) struct Stuck {
     pub(crate) characters: Vec<char>,
 }
 
+/// The expectation in the error about a form that no text has.
+pub(crate) const FORM_OF_A_TEXT: &str = "a form that some text has";
+
 /// Returns the error of a constraint that the vocabulary cannot satisfy.
 pub(crate) fn impossible(field: &'static str, Stuck { position, mut characters }: Stuck) -> Error {
+    if characters.is_empty() {
+        return Error::bad_option(
+            field,
+            format!("one that allows nothing at position {position} of the text"),
+            FORM_OF_A_TEXT,
+        );
+    }
     characters.sort_unstable();
     characters.dedup();
     let listed = characters.iter().take(NAMED_CHARACTERS).map(|character| quoted(&character.to_string()));
@@ -719,7 +736,7 @@ impl PatternMatcher {
     }
 
     /// Returns the first characters that may follow.
-    fn characters(&mut self) -> Vec<char> {
+    pub(crate) fn characters(&mut self) -> Vec<char> {
         let all = ('\0'..=char::MAX).filter(|character| {
             let mut states = self.state;
             character.encode_utf8(&mut [0; 4]).bytes().all(|byte| {

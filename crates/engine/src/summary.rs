@@ -2,7 +2,7 @@
 
 use crate::{
     beam::{Hypothesis, SearchOptions},
-    constraint::CompiledConstraint,
+    constraint::{CompiledConstraint, Constraint},
     options::{FinishReason, Sampling, bad, within},
 };
 use serde::{Deserialize, Serialize};
@@ -163,6 +163,7 @@ impl Summarize {
         let number = |field, value: Option<usize>| (field, value.map(|value| value.to_string()));
         let factor = |field, value: Option<f32>| (field, value.map(|value| value.to_string()));
         let early_stopping = self.early_stopping.map(|rule| rule.name().to_owned());
+        let form = self.constraint.as_ref();
         for (field, found) in [
             number("options.beam_size", self.beam),
             number("options.hypotheses", self.hypotheses),
@@ -172,7 +173,10 @@ impl Summarize {
             factor("options.length_penalty", self.length_penalty),
             factor("options.repetition_penalty", self.repetition_penalty),
             ("options.early_stopping", early_stopping),
-            ("options.constraint", self.constraint.as_ref().map(|constraint| constraint.kind().to_owned())),
+            (
+                form.map_or("options.constraint", |form| Constraint::option_field(form.field())),
+                form.map(|_| "one".to_owned()),
+            ),
             ("options.sampling", self.sampling.as_ref().map(|_| "options of sampling".to_owned())),
         ] {
             if let Some(found) = found {

@@ -326,7 +326,7 @@ pub(super) struct TransportArgs {
     /// Memory for request messages that are partly received or not yet tokenized, for the symbols of accepted texts, for documents
     /// that are summarized in parts, and for responses that are not streamed. At least four times --max-message-bytes. A caller may
     /// hold half of what the others leave.
-    #[arg(long, value_name = "SIZE", env = "WEIR_MAX_REQUEST_MEMORY", default_value = "192MiB")]
+    #[arg(long, value_name = "SIZE", env = "WEIR_MAX_REQUEST_MEMORY", default_value = "384MiB")]
     max_request_memory: String,
     /// Maximum memory of one response over HTTP or ModelInfer that is not streamed.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_RESPONSE_BYTES", default_value = "64MiB")]

@@ -113,6 +113,11 @@ impl StreamDetokenizer {
         &self.piece
     }
 
+    /// Ends the text and returns what was held back, without a code point that is unfinished.
+    pub fn finish_whole(&mut self) -> &str {
+        self.finish().trim_end_matches(char::REPLACEMENT_CHARACTER)
+    }
+
     fn take_complete(&mut self) {
         take_complete(&mut self.pending, &mut self.piece, !self.vocabulary.is_sparse());
     }

@@ -201,7 +201,7 @@ impl Default for TransportConfig {
         Self {
             drain: Duration::from_secs(30),
             message_bytes: 4 << 20,
-            request_memory: 192 << 20,
+            request_memory: 384 << 20,
             response_bytes: 64 << 20,
             tokenization_workers: available_parallelism().map_or(1, NonZero::get),
             upload: Duration::from_secs(60),

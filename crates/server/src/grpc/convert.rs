@@ -52,6 +52,8 @@ pub(crate) struct ResponseFormat {
     pub(super) resumed_chars: usize,
     /// Unicode characters of their text.
     pub(super) resumed_text_chars: usize,
+    /// True if the text must have a form.
+    pub(super) is_constrained: bool,
 }
 
 /// Condition under which a piece is complete.
@@ -124,6 +126,7 @@ pub(crate) fn generate_job(
         resumed_chars: resumed.symbols.len()
             - usize::from(resumed.symbols.last().is_some_and(|&id| card.vocabulary.ends_text(id))),
         resumed_text_chars: resumed.text_chars,
+        is_constrained: constraint.is_some(),
     };
     let job = options::Generate {
         sampling: sampling(request.sampling.unwrap_or_default(), seed, card)?,

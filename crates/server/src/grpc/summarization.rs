@@ -89,16 +89,19 @@ impl JobService {
         call: &Call,
     ) -> Result<Option<Arc<CompiledConstraint>>> {
         let Some(wire) = options.constraint.clone() else { return Ok(None) };
-        if long_documents == LongDocuments::Chunk {
-            return Err(Error::bad_option("options.constraint", "one", "no value with long_documents chunk"));
-        }
         convert::reject_end_when_complete(&wire, "options.constraint.end_when_complete")?;
+        let named = |error: Error| error.named(Constraint::option_field);
+        let constraint = convert::constraint(wire).map_err(named)?;
+        if long_documents == LongDocuments::Chunk {
+            let field = Constraint::option_field(constraint.field());
+            return Err(Error::bad_option(field, "one", "no value with long_documents chunk"));
+        }
         let engine = engine.clone();
         let tenant = call.tenant();
         let memory = Reservation::new(Arc::clone(&self.memory), Arc::clone(&tenant));
-        let compile = move || generation::compile(&engine, &memory, &convert::constraint(wire)?);
+        let compile = move || generation::compile(&engine, &memory, &constraint);
         let compiled = self.compilers.run_on_worker(&tenant, compile).await.flatten();
-        compiled.map(Some).map_err(|error| error.named(Constraint::option_field))
+        compiled.map(Some).map_err(named)
     }
 
     /// Starts one job for a document that is encoded while it arrives, or for the cached one of this id.
@@ -133,7 +136,10 @@ impl JobService {
             }
         };
         let end = engine.document_limits().map_or(0, |limits| limits.marks.end);
-        let encoder = SummaryEncoder::new(engine.card(), end, &call.id, kept_tokens, upload_task);
+        let encoder = SummaryEncoder {
+            is_constrained: request.constraint.is_some(),
+            ..SummaryEncoder::new(engine.card(), end, &call.id, kept_tokens, upload_task)
+        };
         Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span, reserved), encoder))
     }
 
@@ -734,6 +740,8 @@ pub(crate) struct SummaryEncoder {
     /// Id of the end mark.
     end: u32,
     text: StreamDetokenizer,
+    /// True if a code point that is unfinished at the end is left out, because the text must have a form.
+    is_constrained: bool,
     kept_tokens: bool,
     /// The task that receives the document, if it is uploaded. Dropped when the summary is over.
     upload_task: Option<UploadTask>,
@@ -763,6 +771,7 @@ impl SummaryEncoder {
             text: StreamDetokenizer::new(Arc::clone(&vocabulary)),
             vocabulary,
             end,
+            is_constrained: false,
             kept_tokens,
             upload_task,
             started: None,
@@ -846,12 +855,11 @@ impl SummaryEncoder {
 
     fn hypothesis(&self, hypothesis: &Hypothesis) -> v1::Hypothesis {
         let Hypothesis { tokens, logprobs, score } = hypothesis;
-        v1::Hypothesis {
-            text: self.vocabulary.decode(hypothesis.text(self.end)),
-            ids: tokens.clone(),
-            score: *score,
-            logprobs: logprobs.clone(),
+        let mut text = self.vocabulary.decode(hypothesis.text(self.end));
+        if self.is_constrained {
+            text.truncate(text.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
         }
+        v1::Hypothesis { text, ids: tokens.clone(), score: *score, logprobs: logprobs.clone() }
     }
 }
 
@@ -911,7 +919,7 @@ impl MessageEncoder for SummaryEncoder {
 
     fn close(&mut self) {
         self.upload_task = None;
-        self.piece.push_str(self.text.finish());
+        self.piece.push_str(if self.is_constrained { self.text.finish_whole() } else { self.text.finish() });
         self.closed = true;
     }
 

@@ -9,11 +9,12 @@ const GENERATION_FIELDS = {
   structured_outputs: { id: "text-form", name: "Only text of this form" },
 };
 
-/** Returns the form of the text: a JSON schema if the input begins with a brace, else a regular expression; null for any text. */
+/** Returns the form of the text: a JSON schema if the input begins with a brace, else a regular expression, in which spaces count (and
+    which may begin with " {2}"); null for any text. */
 function textForm() {
-  const form = at("text-form").value.trim();
+  const form = at("text-form").value;
   if (!form) return null;
-  return form.startsWith("{") ? { json: form } : { regex: form };
+  return /^\s*\{(?!\d)/.test(form) ? { json: form } : { regex: form };
 }
 
 /** Returns the stop strings: one a line, in which \n is a line break and \\ a backslash. */

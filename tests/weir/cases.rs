@@ -15,7 +15,7 @@
 //!   the status.
 //! - `grpcurl ADDRESS SERVICE/METHOD` takes `-H` and `-d` with the messages as JSON. The answer is the code with the reason and the
 //!   field; the message; and the reason's metadata as JSON. The JSON of a call that succeeds is the response, or a list of responses.
-//!   With `-max-time SECONDS`, the answer `Open` has the responses of a call that is still open then.
+//!   With `-max-time SECONDS`, the answer `Open` has the responses of a call that is still open once they are as expected, or then.
 //! - `lsp FLAGS` runs and initializes `weir lsp`, and sends it each `-d MESSAGE`, once the message before is answered if it has an id.
 //!   The JSON is the list of the answers.
 //!
@@ -32,7 +32,7 @@ use crate::{
     process::{Program, outcome, program},
     wire::{
         CaseServers,
-        errors::{answer_of_call, answer_within},
+        errors::{answer_of_call, answer_while_open},
         exchange, exchange_http2, framed,
     },
     *,
@@ -45,6 +45,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
 use serde_json::Deserializer;
 use std::{net, rc::Rc};
+use tokio::runtime::Builder;
 use tonic_types::StatusExt;
 
 const KEY: &str = "key-of-the-test-0123456789";
@@ -189,8 +190,8 @@ fn filled(text: &str, addresses: &[(&str, String)]) -> String {
     text
 }
 
-/// Runs a command line. Returns its answer.
-async fn answer(command: &str, folder: &dyn Fn() -> Rc<TempDir>) -> Answer {
+/// Runs a command line. Returns its answer. A call that stays open ends once it has the expected one.
+async fn answer(command: &str, expected: &str, folder: &dyn Fn() -> Rc<TempDir>) -> Answer {
     let words = split(command);
     let variables = words.iter().map_while(|word| word.split_once('=')).collect::<Vec<_>>();
     match words[variables.len()..].split_first().map(|(program, words)| (program.as_str(), words)) {
@@ -201,7 +202,7 @@ async fn answer(command: &str, folder: &dyn Fn() -> Rc<TempDir>) -> Answer {
             run(Command::new("sh").args(words).env_clear().env("PATH", path), folder().path(), &variables)
         }
         Some(("curl", words)) => curl(words).await,
-        Some(("grpcurl", words)) => grpcurl(words).await,
+        Some(("grpcurl", words)) => grpcurl(words, expected).await,
         Some(("lsp", words)) => {
             let (flags, messages) = words.split_at(words.iter().position(|word| word == "-d").unwrap());
             let answers = lsp::answers(flags, folder().path(), messages.iter().skip(1).step_by(2));
@@ -217,28 +218,41 @@ fn read_cases(file: &str) -> String {
     text
 }
 
-/// Returns the cases of a text that have another answer than the expected one.
-async fn wrong(text: &str, addresses: &[(&str, String)], folder: &dyn Fn(&str) -> Rc<TempDir>) -> String {
+/// Returns the commands of a case that have another answer than the expected one.
+async fn wrong(case: &Case<'_>, addresses: &[(&str, String)], folder: &dyn Fn(&str) -> Rc<TempDir>) -> String {
     let mut wrong = String::new();
-    for case in cases(text) {
-        // Hugging Face models need the feature.
-        if !cfg!(feature = "candle") && ["llama", "gpt2", "bert"].iter().any(|name| case.given.contains(name)) {
-            continue;
-        }
-        let expected = filled(case.answer, addresses);
-        for command in case.commands {
-            let answer = answer(&filled(command, addresses), &|| folder(case.given)).await;
-            if !answer.is_like(&expected) {
-                let Answer { head, message, json } = answer;
-                wrong += &format!("{}\n$ {command}\n{expected}\nis not\n{head}\n{message}\n{json}\n\n", case.given);
-            }
+    let expected = filled(case.answer, addresses);
+    for command in &case.commands {
+        let answer = answer(&filled(command, addresses), &expected, &|| folder(case.given)).await;
+        if !answer.is_like(&expected) {
+            let Answer { head, message, json } = answer;
+            wrong += &format!("{}\n$ {command}\n{expected}\nis not\n{head}\n{message}\n{json}\n\n", case.given);
         }
     }
     wrong
 }
 
-#[tokio::test]
-async fn every_mistake_on_the_command_line_has_its_message() {
+/// Checks items on as many threads as the machine has cores. Fails with what `check` finds wrong.
+fn check_each<T: Sync>(items: &[T], check: impl AsyncFn(&T) -> String + Sync) {
+    let next = AtomicUsize::new(0);
+    let check_next = || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let mut wrong = String::new();
+        while let Some(item) = items.get(next.fetch_add(1, SeqCst)) {
+            wrong += &runtime.block_on(check(item));
+        }
+        wrong
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let wrong: String = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(check_next)).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn every_mistake_on_the_command_line_has_its_message() {
     let servers = Servers::start();
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let folder = |given: &str| {
@@ -251,12 +265,14 @@ async fn every_mistake_on_the_command_line_has_its_message() {
             fs::copy(golden.join(case).join("config.json"), folder.path().join(name)).unwrap();
         }
         write_valid(&folder.path().join("model"));
-        let changed = Command::new("sh").args(["-c", given]).current_dir(folder.path()).status().unwrap();
-        assert!(changed.success(), "{given}");
+        let mut change = Command::new("sh");
+        change.args(["-c", given]).current_dir(folder.path());
+        assert!(given.is_empty() || change.status().unwrap().success(), "{given}");
         Rc::new(folder)
     };
-    let wrong = wrong(&read_cases("command-line.txt"), &servers.addresses(), &folder).await;
-    assert!(wrong.is_empty(), "{wrong}");
+    let addresses = servers.addresses();
+    let text = read_cases("command-line.txt");
+    check_each(&cases(&text), async |case: &Case<'_>| wrong(case, &addresses, &folder).await);
 }
 
 /// Checks a file's cases. The servers run in this process, with models that are quick.
@@ -265,8 +281,11 @@ async fn check_answers(file: &str) {
     let mut addresses = servers.addresses();
     addresses.push(("version", env!("CARGO_PKG_VERSION").to_owned()));
     let none = |_: &str| unreachable!("no command runs in a folder");
-    let wrong = wrong(&read_cases(file), &addresses, &none).await;
-    assert!(wrong.is_empty(), "{wrong}");
+    let mut all_wrong = String::new();
+    for case in cases(&read_cases(file)) {
+        all_wrong += &wrong(&case, &addresses, &none).await;
+    }
+    assert!(all_wrong.is_empty(), "{all_wrong}");
     servers.at_rest().await;
 }
 
@@ -292,38 +311,34 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
+/// Runs the commands of a case with files in a copy of its folder. Returns those that have another answer than the expected one.
+async fn wrong_in_folder(folder: &Path) -> String {
+    let copy = Rc::new(TempDir::new().unwrap());
+    copy_folder(folder, copy.path());
+    let text = fs::read_to_string(folder.join("case.txt")).unwrap();
+    let server = ["{grpc}", "{http}"].iter().any(|name| text.contains(name)).then(|| {
+        let flags = text.lines().find_map(|line| line.strip_prefix("serve ")).unwrap_or("--model m=model");
+        let listen = "serve --listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --threads 1";
+        let mut command = program(&listen.split(' ').collect::<Vec<_>>());
+        Program::start(command.args(["--calibration-milliseconds", "0"]).args(split(flags)).current_dir(copy.path()))
+    });
+    let listeners = [("http", "playground"), ("grpc", "gRPC")];
+    let addresses: Vec<_> =
+        server.iter().flat_map(|server| listeners.map(|(name, listener)| (name, server.listener(listener)))).collect();
+    let mut all_wrong = String::new();
+    for case in cases(&text) {
+        all_wrong += &wrong(&case, &addresses, &|_| Rc::clone(&copy)).await;
+    }
+    if all_wrong.is_empty() { all_wrong } else { format!("{}\n\n{all_wrong}", folder.display()) }
+}
+
 /// `WEIR_CASE` selects folders by a part of their names.
-#[cfg(feature = "candle")]
-#[tokio::test]
-async fn every_case_with_files_has_its_answer() {
+#[test]
+fn every_case_with_files_has_its_answer() {
     let selected = std::env::var("WEIR_CASE").unwrap_or_default();
     let entries = Path::new(CASES_FOLDER).read_dir().unwrap().map(|entry| entry.unwrap().path());
-    let mut folders: Vec<_> = entries.filter(|path| path.is_dir()).collect();
-    folders.sort();
-    let mut all_wrong = String::new();
-    for folder in folders.iter().filter(|folder| folder.to_str().unwrap().contains(&selected)) {
-        let copy = Rc::new(TempDir::new().unwrap());
-        copy_folder(folder, copy.path());
-        let text = fs::read_to_string(folder.join("case.txt")).unwrap();
-        let server = ["{grpc}", "{http}"].iter().any(|name| text.contains(name)).then(|| {
-            let flags = text.lines().find_map(|line| line.strip_prefix("serve ")).unwrap_or("--model m=model");
-            let listen = "serve --listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --threads 1";
-            let mut command = program(&listen.split(' ').collect::<Vec<_>>());
-            Program::start(
-                command.args(["--calibration-milliseconds", "0"]).args(split(flags)).current_dir(copy.path()),
-            )
-        });
-        let listeners = [("http", "playground"), ("grpc", "gRPC")];
-        let addresses: Vec<_> = server
-            .iter()
-            .flat_map(|server| listeners.map(|(name, listener)| (name, server.listener(listener))))
-            .collect();
-        let wrong = wrong(&text, &addresses, &|_| Rc::clone(&copy)).await;
-        if !wrong.is_empty() {
-            all_wrong += &format!("{}\n\n{wrong}", folder.display());
-        }
-    }
-    assert!(all_wrong.is_empty(), "{all_wrong}");
+    let folders: Vec<_> = entries.filter(|path| path.is_dir() && path.to_str().unwrap().contains(&selected)).collect();
+    check_each(&folders, async |folder: &PathBuf| wrong_in_folder(folder).await);
 }
 
 /// Writes an authority's certificate that a server could use, and its key.
@@ -422,7 +437,7 @@ async fn curl(words: &[String]) -> Answer {
     Answer { head: [&[&*reply.0.to_string()][..], &head].concat().join(" "), message, json }
 }
 
-async fn grpcurl(words: &[String]) -> Answer {
+async fn grpcurl(words: &[String], expected: &str) -> Answer {
     static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
         let mut pool = DescriptorPool::decode(weir_proto::FILE_DESCRIPTOR_SET).unwrap();
         pool.decode_file_descriptor_set(weir_proto::INFERENCE_DESCRIPTOR_SET).unwrap();
@@ -464,8 +479,9 @@ async fn grpcurl(words: &[String]) -> Answer {
     let address = address.parse().unwrap();
     let path = format!("/{path}");
     if let Some(time) = max_time {
-        let json = responses(answer_within(time, address, &path, body, &headers).await);
-        return Answer { head: "Open".into(), message: String::new(), json };
+        let open = |body: &[u8]| Answer { head: "Open".into(), message: String::new(), json: responses(body.to_vec()) };
+        let is_expected = |body: &[u8]| open(body).is_like(expected);
+        return open(&answer_while_open(time, is_expected, address, &path, body, &headers).await);
     }
     let (body, status) = answer_of_call(address, &path, body, &headers).await;
     if status.code() == Code::Ok {

@@ -3,7 +3,7 @@
 //! The expression must match the whole text. Characters that the vocabulary lacks are removed from it first, and what can no
 //! longer match with them, so every state of the automaton that is not dead leads to a match.
 
-use crate::clock::{now, since};
+use crate::clock::now;
 use llguidance::toktrie::{ApproximateTokEnv, Recognizer, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use regex_automata::{
     Anchored, MatchKind,
@@ -42,6 +42,9 @@ const MAX_BRANCHES: usize = 300_000;
 
 /// Maximum time to find what may follow a text.
 pub(crate) const STEP_TIME: Duration = Duration::from_millis(200);
+
+/// Maximum time to find where a text is stuck. Tests run unoptimised next to others.
+const STUCK_TIME: Duration = if cfg!(debug_assertions) { Duration::from_secs(10) } else { STEP_TIME };
 
 /// Maximum symbols of a vocabulary of which the allowed ones are found in microseconds.
 const LARGE_VOCABULARY: usize = 1024;
@@ -345,7 +348,7 @@ impl Pattern {
             return Self::build(field, possible);
         }
         let stuck = Self::build(field, whole)?.stuck(trie);
-        Err(impossible(field, stuck))
+        Err(stuck.map_or_else(|| too_slow(field), |stuck| impossible(field, stuck)))
     }
 
     fn build(field: &'static str, hir: Hir) -> Result<Self> {
@@ -371,35 +374,40 @@ impl Pattern {
     }
 
     /// Finds where every text of the vocabulary's symbols is stuck: the position, in symbols, and the characters that could follow
-    /// there.
-    fn stuck(self, trie: &SymbolTrie) -> Stuck {
+    /// there. Returns `None` if that takes too long.
+    fn stuck(self, trie: &SymbolTrie) -> Option<Stuck> {
         let mut matcher = PatternMatcher::new(Arc::new(self), false);
         let mut front = vec![Vec::new()];
         let mut seen = HashSet::new();
-        let mut stuck = Stuck::default();
-        let began = now();
-        for position in 0.. {
+        let until = now() + STUCK_TIME;
+        let mut position = 0;
+        loop {
             let mut next = Vec::new();
             let mut characters = Vec::new();
             for text in front {
-                matcher.restart(&text, now() + STEP_TIME);
-                if !seen.insert(matcher.state) || seen.len() > VISITED_STATES || since(began) > STEP_TIME {
+                matcher.restart(&text, until);
+                if matcher.is_late() {
+                    return None;
+                }
+                if !seen.insert(matcher.state) || seen.len() > VISITED_STATES {
                     continue;
                 }
                 characters.extend(matcher.characters());
                 let mut allowed = Allowed::new(trie);
-                if matcher.allowed(trie, &mut allowed, STEP_TIME).is_err() {
+                if matcher.allowed(trie, &mut allowed, STUCK_TIME).is_err() {
                     continue;
                 }
                 next.extend(allowed.symbols.iter().map(|symbol| [&text, trie.bytes(symbol)].concat()));
             }
+            if matcher.is_late() {
+                return None;
+            }
             if next.is_empty() {
-                stuck = Stuck { position, characters };
-                break;
+                return Some(Stuck { position, characters });
             }
             front = next;
+            position += 1;
         }
-        stuck
     }
 }
 
@@ -452,7 +460,7 @@ pub(crate) fn too_slow(field: &'static str) -> Error {
 }
 
 /// The place where a text cannot go on.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Stuck {
     /// The position in the text.
     pub(crate) position: usize,

@@ -54,23 +54,27 @@ pub(crate) async fn answer_of_call(
     timeout(Duration::from_secs(20), call).await.expect("an answer")
 }
 
-/// Sends `body` and returns what arrives of the response's body in this time. Fails if the call ends before.
-pub(crate) async fn answer_within(
+/// Sends `body`. Returns the body of the response if nothing follows it for a tenth of a second once it `is_expected`, or what has arrived
+/// of it within `time`. Fails if the call ends.
+pub(crate) async fn answer_while_open(
     time: Duration,
+    is_expected: impl Fn(&[u8]) -> bool,
     address: SocketAddr,
     path: &str,
     body: Vec<u8>,
     headers: &[(&str, &str)],
 ) -> Vec<u8> {
+    let deadline = Instant::now() + time;
     let mut response = called(connect(address, 1 << 20).await, path, body, headers).await.unwrap();
     let mut bytes = Vec::new();
-    let read = async {
-        while let Some(part) = response.body_mut().data().await {
-            bytes.extend_from_slice(&part.unwrap());
+    loop {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let quiet = if is_expected(&bytes) { Duration::from_millis(100) } else { remaining };
+        match timeout(quiet.min(remaining), response.body_mut().data()).await {
+            Ok(part) => bytes.extend_from_slice(&part.expect("the call stays open").unwrap()),
+            Err(_) => return bytes,
         }
-    };
-    timeout(time, read).await.expect_err("the call ended");
-    bytes
+    }
 }
 
 const GENERATE: &str = "/weir.v1.Generation/Generate";

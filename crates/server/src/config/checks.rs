@@ -185,11 +185,6 @@ impl Checks {
         self.problems.push(format!("{flag}{origin}: {why}"));
     }
 
-    /// Adds a problem that concerns several flags.
-    pub fn add_problem(&mut self, problem: impl Into<String>) {
-        self.problems.push(problem.into());
-    }
-
     /// Finishes the checks. Fails with [`Error::Setting`] if there are problems, and lists all of them, one per line.
     pub fn finish(self) -> Result<()> {
         match self.problems.as_slice() {

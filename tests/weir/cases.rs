@@ -18,8 +18,10 @@
 //!   With `-max-time SECONDS`, the answer `Open` has the responses of a call that is still open once they are as expected, or then.
 //! - `lsp FLAGS` runs and initializes `weir lsp`, and sends it each `-d MESSAGE`, once the message before is answered if it has an id.
 //!   The JSON is the list of the answers.
+//! - `websocat ADDRESS/v1/edit` opens a session of editing over a WebSocket, and sends it each `-d MESSAGE`, once the message before is
+//!   answered. The JSON is the list of the answers.
 //!
-//! Answers to `curl`, `grpcurl` and `lsp` may leave out the message and the JSON. The JSON may lack members, and
+//! Answers to `curl`, `grpcurl`, `lsp` and `websocat` may leave out the message and the JSON. The JSON may lack members, and
 //! `"no NAME": true` states that there is no such member. `{grpc}` and its like stand for addresses, `%{a*3}` for `aaa`, `…` for any text,
 //! and `"≈1.5"` for a number within a hundred-thousandth of 1.5, because sums differ between processors. Paragraphs that begin with `#`
 //! are comments.
@@ -31,7 +33,7 @@ use crate::{
     hostile_checkpoints::write_valid,
     process::{Program, outcome, program},
     wire::{
-        CaseServers,
+        CaseServers, WebSocketClient,
         errors::{answer_of_call, answer_while_open},
         exchange, exchange_http2, framed,
     },
@@ -97,6 +99,11 @@ struct Answer {
 }
 
 impl Answer {
+    /// The answer of a call that succeeds.
+    fn ok(head: &str, json: impl Into<Value>) -> Self {
+        Self { head: head.into(), message: String::new(), json: json.into() }
+    }
+
     /// Returns true if this is what a case expects.
     fn is_like(&self, expected: &str) -> bool {
         if self.head.is_empty() {
@@ -206,7 +213,13 @@ async fn answer(command: &str, expected: &str, folder: &dyn Fn() -> Rc<TempDir>)
         Some(("lsp", words)) => {
             let (flags, messages) = words.split_at(words.iter().position(|word| word == "-d").unwrap());
             let answers = lsp::answers(flags, folder().path(), messages.iter().skip(1).step_by(2));
-            Answer { head: "Ok".into(), message: String::new(), json: answers.into() }
+            Answer::ok("Ok", answers)
+        }
+        Some(("websocat", words)) => {
+            let (address, _) = words[0].split_once('/').unwrap();
+            let (mut client, _) = WebSocketClient::connect(address.parse().unwrap(), &[]).unwrap();
+            let messages = words.iter().skip(2).step_by(2);
+            Answer::ok("Ok", messages.map(|message| client.ask_text(message)).collect::<Vec<_>>())
         }
         other => panic!("{other:?}"),
     }
@@ -479,13 +492,13 @@ async fn grpcurl(words: &[String], expected: &str) -> Answer {
     let address = address.parse().unwrap();
     let path = format!("/{path}");
     if let Some(time) = max_time {
-        let open = |body: &[u8]| Answer { head: "Open".into(), message: String::new(), json: responses(body.to_vec()) };
+        let open = |body: &[u8]| Answer::ok("Open", responses(body.to_vec()));
         let is_expected = |body: &[u8]| open(body).is_like(expected);
         return open(&answer_while_open(time, is_expected, address, &path, body, &headers).await);
     }
     let (body, status) = answer_of_call(address, &path, body, &headers).await;
     if status.code() == Code::Ok {
-        return Answer { head: "Ok".into(), message: String::new(), json: responses(body) };
+        return Answer::ok("Ok", responses(body));
     }
     let details = status.get_error_details();
     let info = details.error_info();

@@ -89,13 +89,12 @@ fn score(id: u64, start_byte: u64, end_byte: u64) -> Action {
     Action::Score(v1::ScoreDocument { id, start_byte, end_byte })
 }
 
-fn cached() -> Limits {
+pub(super) fn cached() -> Limits {
     Limits { cache_bytes: 1 << 20, ..Limits::default() }
 }
 
 async fn editing_server(editing: EditingConfig) -> Server {
-    let config = TransportConfig { editing, ..TransportConfig::default() };
-    Server::with(cached(), config).await
+    within(TransportConfig { editing, ..TransportConfig::default() }).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -157,7 +156,7 @@ async fn a_keystroke_reuses_what_the_last_search_computed() {
     // the second server has no memory for distributions
     let small = TransportConfig { message_bytes: 1 << 16, request_memory: 1 << 18, ..TransportConfig::default() };
     for (config, reuses) in [(TransportConfig::default(), true), (small, false)] {
-        let server = Server::with(cached(), config).await;
+        let server = within(config).await;
         let mut session = Session::open(&server, "ab cd ").await;
         let first = session.completed(complete(1, 6, 3)).await;
         assert!(first.distributions > 0 && first.reused_distributions == 0);
@@ -177,7 +176,7 @@ async fn a_keystroke_reuses_what_the_last_search_computed() {
 async fn kept_distributions_make_room_for_requests() {
     let limit = (1 << 18) + (1 << 15) + (1 << 16);
     let config = TransportConfig { message_bytes: 1 << 14, request_memory: 2 * limit, ..TransportConfig::default() };
-    let server = Server::with(cached(), config).await;
+    let server = within(config).await;
     let mut session = Session::open(&server, &"ab cd ea".repeat(200)).await;
     // the memory has room for the distributions, or for a completion at the end
     let first = session.completed(complete(1, 6, 3)).await;
@@ -191,79 +190,6 @@ async fn kept_distributions_make_room_for_requests() {
     assert_eq!(session.completed(complete(6, 6, 3)).await.distributions, 0);
     drop(session);
     server.at_rest().await;
-}
-
-#[tokio::test]
-async fn wrong_messages_leave_the_session_open() {
-    let server = editing_server(EditingConfig { text_bytes: 8, ..EditingConfig::default() }).await;
-    let mut session = Session::begin(&server).await.unwrap();
-    let failure = session.refused(complete(4, 0, 1)).await;
-    assert_eq!(
-        (failure.id, failure.code.as_str(), failure.field.as_deref()),
-        (Some(4), "INVALID_ARGUMENT", Some("action"))
-    );
-    let open = |text: &str| Action::Open(v1::OpenDocument { text: text.into(), revision: 5, ..Default::default() });
-    let unknown = v1::OpenDocument { model: Some("other".into()), ..Default::default() };
-    assert_eq!(session.refused(Action::Open(unknown)).await.reason, "UNKNOWN_MODEL");
-    assert_eq!(session.refused(open("123456789")).await.reason, "TOO_LONG");
-    let urgent = v1::OpenDocument { priority: Some(99), ..Default::default() };
-    assert_eq!(session.refused(Action::Open(urgent)).await.field.as_deref(), Some("priority"));
-    assert_eq!(session.ask(open("aé c")).await, applied(5, 5));
-    assert_eq!(session.refused(open("a")).await.field.as_deref(), Some("open"));
-    for (action, field) in [
-        (splice(5, 0, 0, "a"), "splice.revision"),
-        (splice(6, 2, 3, ""), "splice.splices[0].start_byte"),
-        (splice(6, 0, 6, ""), "splice.splices[0].end_byte"),
-        (splice(6, 0, 0, "abcd"), "splice.splices[0].text"),
-        (many_splices(6, 257), "splice.splices"),
-        (complete(1, 2, 1), "complete.cursor_byte"),
-        (complete(1, 0, 1), "complete.cursor_byte"),
-        (complete(1, 1, 17), "complete.count"),
-        (score(1, 1, 1), "score.end_byte"),
-        (score(1, 0, u64::MAX), "score.end_byte"),
-    ] {
-        let failure = session.refused(action.clone()).await;
-        assert_eq!((failure.code.as_str(), failure.field.as_deref()), ("INVALID_ARGUMENT", Some(field)), "{action:?}");
-    }
-    assert_eq!(
-        session
-            .refused(Action::Complete(v1::CompleteDocument { until: Some(9), cursor_byte: 1, ..Default::default() }))
-            .await
-            .field
-            .as_deref(),
-        Some("complete.until")
-    );
-    assert_eq!(session.ask(splice(6, 0, 3, "")).await, applied(6, 2));
-    assert_eq!(session.completed(complete(1, 2, 1)).await.revision, 6);
-    drop(session);
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn normalised_texts_keep_the_offsets_of_the_client() {
-    let server = Server::of(&[("fake", Kind::Text8)], cached(), TransportConfig::default()).await;
-    let mut session = Session::begin(&server).await.unwrap();
-    let normalized = |revision, text_bytes, normalized_chars| {
-        Event::Applied(v1::DocumentApplied { revision, text_bytes, normalized_chars })
-    };
-    // `Éa`, two line feeds and a letter: the model reads `ea b`
-    let open = v1::OpenDocument { text: "Éa\n\nb".into(), ..Default::default() };
-    assert_eq!(session.ask(Action::Open(open)).await, normalized(0, 6, 3));
-    let Event::Scores(scores) = session.ask(score(1, 0, 6)).await else { panic!() };
-    let texts: Vec<&str> = scores.characters.iter().map(|character| character.text.as_str()).collect();
-    assert_eq!((texts, scores.start_bytes), (vec!["e", "a", " ", "b"], vec![0, 2, 3, 5]));
-    let Event::Scores(scores) = session.ask(score(1, 4, 6)).await else { panic!() };
-    assert_eq!((scores.characters.len(), scores.start_bytes), (1, vec![5]));
-    // the cursor counts the client's bytes, and the model reads four characters before it
-    let completions = session.completed(complete(2, 6, 1)).await;
-    assert_eq!(completions.reused_chars + completions.recomputed_chars, 4);
-    assert_eq!(session.ask(splice(1, 0, 2, "Ab")).await, normalized(1, 6, 1));
-    // without a normaliser, a character that the vocabulary lacks fails the requests that read it
-    let server = editing_server(EditingConfig::default()).await;
-    let mut session = Session::open(&server, "ab?").await;
-    assert_eq!(session.completed(complete(1, 2, 1)).await.items.len(), 1);
-    let failure = session.refused(complete(2, 3, 1)).await;
-    assert_eq!((failure.reason.as_str(), failure.message.contains("'?' at character 2")), ("UNKNOWN_SYMBOL", true));
 }
 
 #[tokio::test]
@@ -336,7 +262,7 @@ const KEY: &str = "a-key-that-alice-has";
 /// `KEY` in base64url, as a subprotocol.
 const KEY_PROTOCOL: &str = "weir.v1.bearer.YS1rZXktdGhhdC1hbGljZS1oYXM";
 
-pub(super) struct Client(pub(super) WebSocket<TcpStream>);
+pub(crate) struct Client(pub(super) WebSocket<TcpStream>);
 
 /// Returns the answer to a splice whose texts the normaliser leaves as they are.
 fn socket_applied(revision: u64, text_bytes: usize) -> Value {
@@ -345,7 +271,7 @@ fn socket_applied(revision: u64, text_bytes: usize) -> Value {
 
 impl Client {
     /// Sends a handshake with these additional headers. Fails with the response of a server that refuses it.
-    pub(super) fn connect(port: SocketAddr, headers: &[(&str, &str)]) -> Result<(Self, Response), Box<Response>> {
+    pub(crate) fn connect(port: SocketAddr, headers: &[(&str, &str)]) -> Result<(Self, Response), Box<Response>> {
         let handshake = || {
             let stream = TcpStream::connect(port).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -376,7 +302,11 @@ impl Client {
     }
 
     pub(super) fn send(&mut self, message: &Value) {
-        block_in_place(|| self.0.send(Message::text(message.to_string())).unwrap());
+        self.send_text(&message.to_string());
+    }
+
+    fn send_text(&mut self, text: &str) {
+        block_in_place(|| self.0.send(Message::text(text)).unwrap());
     }
 
     /// Returns the next message, without pings.
@@ -391,7 +321,11 @@ impl Client {
     }
 
     fn ask(&mut self, message: &Value) -> Value {
-        self.send(message);
+        self.ask_text(&message.to_string())
+    }
+
+    pub(crate) fn ask_text(&mut self, text: &str) -> Value {
+        self.send_text(text);
         self.next()
     }
 
@@ -420,7 +354,7 @@ impl Client {
 }
 
 pub(super) async fn within(config: TransportConfig) -> Server {
-    Server::with(Limits { cache_bytes: 1 << 20, ..Limits::default() }, config).await
+    Server::with(cached(), config).await
 }
 
 async fn of_access(access: Access) -> Server {
@@ -479,45 +413,14 @@ async fn a_document_is_edited_over_a_websocket_as_over_grpc() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_messages_over_a_websocket_leave_the_session_open() {
+async fn binary_messages_are_refused_and_a_client_that_is_gone_leaves_nothing() {
     let server = within(TransportConfig::default()).await;
-    let (mut client, _) = Client::connect(server.port, &[]).unwrap();
-    for (message, reason, part) in [
-        ("{", "UNREADABLE", "the message: "),
-        ("[1]", "UNREADABLE", "the message: expected an object, found a list"),
-        (r#"{"open": {"txt": "a"}}"#, "UNREADABLE", "open.txt: expected one of `model`"),
-        (r#"{"open": {}, "close": {}}"#, "UNREADABLE", "the message: "),
-        (r#"{"complete": {"id": 4, "cursor_byte": 0}}"#, "BAD_OPTION", "open first"),
-        (r#"{"complete": {"id": 4, "cursor_byte": -1}}"#, "UNREADABLE", "complete.cursor_byte"),
-    ] {
-        block_in_place(|| client.0.send(Message::text(message)).unwrap());
-        let failed = client.next()["failed"].take();
-        assert_eq!((&failed["code"], &failed["reason"]), (&json!("INVALID_ARGUMENT"), &json!(reason)), "{failed}");
-        assert!(failed["message"].as_str().unwrap().contains(part), "{failed}");
-        assert_eq!(failed["id"], if message.contains("complete") { json!(4) } else { Value::Null });
-    }
+    let mut client = Client::open(&server, "a");
     block_in_place(|| client.0.send(Message::binary("{}")).unwrap());
     assert!(client.next()["failed"]["message"].as_str().unwrap().contains("binary"));
-    assert!(client.ask(&json!({ "open": { "text": "a" } }))["applied"].is_object());
-    let failed = client.ask(&json!({ "splice": { "revision": 0, "splices": [] } }))["failed"].take();
-    assert_eq!((&failed["field"], &failed["id"]), (&json!("splice.revision"), &Value::Null));
-    // A client that is gone leaves nothing behind.
     client.send(&json!({ "complete": { "id": 1, "cursor_byte": 1 } }));
     drop(client);
     server.at_rest().await;
-    // Other requests are answered with the way to do it.
-    let plain = server.get("/v1/edit").await;
-    assert_eq!(plain.0, 426);
-    assert!(
-        plain.1.contains("\nupgrade: websocket")
-            && plain.1.contains("\nconnection: upgrade")
-            && plain.1.contains("\nsec-websocket-version: 13")
-            && plain.body().contains("handshake"),
-        "{} {}",
-        plain.1,
-        plain.body()
-    );
-    assert_eq!(exchange(server.port, "POST", "/v1/edit", &[], "{}").await.0, 405);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -604,7 +507,7 @@ async fn the_key_of_a_session_is_checked_before_it_begins() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_over_websockets_are_limited_with_those_over_grpc() {
     let editing = EditingConfig { sessions: 2, ..EditingConfig::default() };
-    let server = within(TransportConfig { editing, ..TransportConfig::default() }).await;
+    let server = editing_server(editing).await;
     let client = Client::open(&server, "");
     // One caller has half of the sessions.
     let refusal = Client::connect(server.port, &[]).map(drop).unwrap_err();
@@ -664,13 +567,13 @@ async fn websockets_end_with_their_connections_and_with_the_server() {
 async fn any_message_delays_the_idle_limit() {
     let idle = Duration::from_millis(400);
     let editing = EditingConfig { idle, ..EditingConfig::default() };
-    let server = within(TransportConfig { editing, ..TransportConfig::default() }).await;
+    let server = editing_server(editing).await;
     // On a busy machine the session may end before the message.
     for _ in 0..20 {
         let (mut client, _) = Client::connect(server.port, &[]).unwrap();
         tokio::time::sleep(idle / 2).await;
         let sent = Instant::now();
-        block_in_place(|| client.0.send(Message::text("{")).unwrap());
+        client.send_text("{");
         if client.next().get("failed").is_some() {
             assert_eq!(client.next(), json!({ "closed": { "reason": "idle" } }));
             assert!(sent.elapsed() >= idle, "{:?}", sent.elapsed());
@@ -683,7 +586,7 @@ async fn any_message_delays_the_idle_limit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pings_are_answered_while_splices_exceed_their_rate() {
     let editing = EditingConfig { splice_rate: 1, ..EditingConfig::default() };
-    let server = within(TransportConfig { editing, ..TransportConfig::default() }).await;
+    let server = editing_server(editing).await;
     let mut client = Client::open(&server, "a");
     (1..30).for_each(|revision| client.send(&json!({ "splice": { "revision": revision, "splices": [] } })));
     block_in_place(|| client.0.send(Message::Ping("a".into())).unwrap());
@@ -699,12 +602,12 @@ async fn pings_are_answered_while_splices_exceed_their_rate() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_messages_are_answered_in_their_turn_and_count_as_splices() {
     let editing = EditingConfig { splice_rate: 50, ..EditingConfig::default() };
-    let server = within(TransportConfig { editing, ..TransportConfig::default() }).await;
+    let server = editing_server(editing).await;
     let mut client = Client::open(&server, "a");
     let began = Instant::now();
     for revision in 1..=35 {
         client.send(&json!({ "splice": { "revision": revision, "splices": [] } }));
-        block_in_place(|| client.0.send(Message::text("{")).unwrap());
+        client.send_text("{");
     }
     for revision in 1..=35 {
         assert_eq!(client.next()["applied"]["revision"], revision);

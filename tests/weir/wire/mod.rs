@@ -26,6 +26,7 @@ use crate::wire::fake_model::{Fake, Kind, MAX_SYMBOLS};
 use crate::wire::http::{Reply, connect_and_send};
 use crate::*;
 pub(crate) use connections::{exchange_http2, framed};
+pub(crate) use editing::Client as WebSocketClient;
 use h2::{RecvStream, client::SendRequest};
 pub(crate) use http::exchange;
 use std::collections::HashMap;
@@ -260,11 +261,6 @@ impl Server {
         Self::start(models, limits, config, plain).await
     }
 
-    /// Starts a model of another kind with default limits.
-    async fn of_kind(kind: Kind) -> Self {
-        Self::of(&[("fake", kind)], Limits::default(), TransportConfig::default()).await
-    }
-
     /// Starts one model with default limits, and connects to the endpoint that `how` returns.
     async fn reached_by(config: TransportConfig, how: impl FnOnce(SocketAddr) -> Endpoint) -> Self {
         Self::start(&[("fake", Kind::Pooled)], Limits::default(), config, how).await
@@ -375,11 +371,11 @@ impl CaseServers {
         };
         Self {
             fake: Server::new().await,
-            two: Server::of(&two, Limits::default(), TransportConfig::default()).await,
+            two: Server::of(&two, editing::cached(), TransportConfig::default()).await,
             summarizer: Server::summarizing().await,
             t5: started(loaded(folder.path())).await,
             keyed: with_keys(Limits::default()).await,
-            text8: Server::of_kind(Kind::Text8).await,
+            text8: Server::of(&[("fake", Kind::Text8)], editing::cached(), TransportConfig::default()).await,
             ended: started(loaded(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english"))).await,
             endings: started([hourglass::folder("ended-ngrams"), scaled].map(loaded).concat()).await,
             mixed: started(vec![Fake::new("writer", Kind::Pooled) as Arc<dyn Model>, DocumentModel::new()]).await,

@@ -230,7 +230,7 @@ impl Default for TransportConfig {
 #[cfg(test)]
 mod tests {
 
-    use crate::config::checks::{AllowedNames, Checks, CorsOrigins, parse_address, parse_bytes};
+    use crate::config::checks::{AllowedNames, Checks, CorsOrigins, parse_bytes};
 
     fn allowed(hosts: &[&str], origins: &[&str]) -> Result<AllowedNames, String> {
         let texts = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect::<Vec<_>>();
@@ -254,71 +254,6 @@ mod tests {
         let names = allowed(&["Weir.example.com"], &["https://App.example.com"]).unwrap();
         assert!(names.allows_host("weir.EXAMPLE.com") && !names.allows_host("a.weir.example.com"));
         assert!(names.lists_origin("https://app.example.com") && !names.lists_origin("http://app.example.com"));
-    }
-
-    #[test]
-    fn labels_of_metrics_have_their_form_and_clash_with_none() {
-        let parse = |labels: &[&str]| {
-            let labels: Vec<_> = labels.iter().map(|&label| label.to_owned()).collect();
-            let mut checks = Checks::default();
-            let metrics = checks.metrics(&[], &labels, None, 1);
-            checks.finish().map(|()| metrics.labels).map_err(|error| error.to_string())
-        };
-        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        assert_eq!(parse(&["b=x=y", "a="]).unwrap(), [pair("b", "x=y"), pair("a", "")]);
-        for (labels, part) in [
-            (&["pool"][..], "NAME=VALUE"),
-            (&["1a=x"], "letters"),
-            (&["__a=x"], "letters"),
-            (&["le=x"], "has already"),
-            (&["model_name=x"], "has already"),
-            (&["a=x", "a=y"], "given twice"),
-        ] {
-            let error = parse(labels).unwrap_err();
-            assert!(error.starts_with("--metrics-label: ") && error.contains(part), "{error}");
-        }
-    }
-
-    #[test]
-    fn names_have_their_form() {
-        for host in ["", "https://weir", "weir:8000", "we ir", "weir."] {
-            assert!(allowed(&[host], &[]).unwrap_err().contains("--allowed-hosts"), "{host}");
-        }
-        for origin in [
-            "",
-            "null",
-            "weir.example.com",
-            "https://weir.example.com/",
-            "https://",
-            "://x",
-            "https://*.x.com",
-            "https://*/x",
-            "**",
-            "https://x:443",
-            "http://x:80",
-            "https://x?y",
-        ] {
-            assert!(allowed(&[], &[origin]).unwrap_err().contains("--allowed-origins"), "{origin}");
-            assert!(cors(&[origin]).unwrap_err().contains("--cors-origin"), "{origin}");
-        }
-        allowed(&["a", "b.example"], &["http://a:8000", "app://b"]).unwrap();
-    }
-
-    #[test]
-    fn addresses_may_leave_out_the_host() {
-        let valid = [
-            ("127.0.0.1:50051", "127.0.0.1:50051"),
-            ("[::1]:0", "[::1]:0"),
-            (":50051", "0.0.0.0:50051"),
-            ("localhost:80", "127.0.0.1:80"),
-            ("LocalHost:0", "127.0.0.1:0"),
-        ];
-        for (text, address) in valid {
-            assert_eq!(parse_address(text).map(|address| address.to_string()).as_deref(), Some(address), "{text}");
-        }
-        for invalid in ["", "50051", ":", ":x", ":65536", ":+1", "localhost", "localhost:", "example.com:80", "::1"] {
-            assert_eq!(parse_address(invalid), None, "{invalid}");
-        }
     }
 
     #[test]

@@ -941,45 +941,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_splices_of_a_message_are_limited() {
-        let splices = |count| {
-            let list = vec![r#"{"start_byte": 0, "end_byte": 0}"#; count].join(", ");
-            format!(r#"{{"splice": {{"revision": 1, "splices": [{list}]}}}}"#)
-        };
-        let Ok(Action::Splice(splice)) = action(&splices(MAX_SPLICES)) else { panic!("no splice") };
-        assert_eq!(splice.splices.len(), MAX_SPLICES);
-        let expected = format!("splice.splices: expected at most {MAX_SPLICES} in a message, found 1000");
-        assert_eq!(action(&splices(1000)), Err(expected));
-    }
-
-    #[test]
-    fn malformed_messages_are_named_by_their_part_and_id() {
-        for (text, part, id) in [
-            ("1", "the message: ", None),
-            ("{}", "the message: ", None),
-            (r#"{"type": {}}"#, "found \"type\"", None),
-            (r#"{"splice": {"id": 1}}"#, "splice.id", None),
-            (r#"{"splice": {"revision": -1}}"#, "splice.revision", None),
-            (r#"{"splice": {"splices": []}}"#, "splice.revision: expected a value, found nothing", None),
-            (r#"{"splice": {"revision": 1, "splices": 1}}"#, "splice.splices: expected a list, found 1", None),
-            (r#"{"splice": {"revision": 1, "splices": [{"start_byte": "a"}]}}"#, "splice.splices[0].start_byte", None),
-            (r#"{"complete": {"id": 1, "cursor_byte": 0, "until": "sentence"}}"#, "complete.until", Some(1)),
-            (r#"{"score": {"start_byte": [], "id": 0, "x": {"id": 3}}}"#, "score.start_byte", Some(0)),
-            (r#"{"complete": {"id": 1, "cursor_byte": 0, "constraint": {"a": ""}}}"#, "complete.constraint", Some(1)),
-            (r#"{"complete": {"id": -7, "cursor_byte": 1}}"#, "complete.id", None),
-            (r#"{"complete": {"cursor_byte": 1}}"#, "complete.id: expected a value, found nothing", None),
-            (r#"{"complete": {"id": 1, "id": 2, "cursor_byte": 1}}"#, "complete.id", None),
-            (r#"{"complete": {"id": 1}, "score": {"id": 2}}"#, "complete.cursor_byte", None),
-            (r#"{"complete": {"id": 1}"#, "complete.cursor_byte", None),
-        ] {
-            let refused = read_message(text.as_bytes()).unwrap_err();
-            let message = refused.error.to_string();
-            assert!(message.contains(part), "{text}: {message}");
-            assert_eq!(refused.id, id, "{text}");
-        }
-    }
-
     fn text(event: Event) -> String {
         response_text(&v1::EditResponse { event: Some(event) }).unwrap()
     }

@@ -420,20 +420,6 @@ fn commands_score_and_segment_a_folder_as_it_is() {
     }
     let folder = golden_data("blt").join("base");
     let folder = folder.to_str().unwrap();
-    let text = "The town of Weir, é.";
-    let segments =
-        |more: &[&str]| weir_json(&[&["segment", "--json", "--model", folder, "--text", text], more].concat());
-    let output = segments(&["--boundary-threshold", "0"]);
-    let list = output["segments"].as_array().unwrap();
-    // the start mark and each byte
-    assert_eq!((list.len(), output["symbols"].as_u64()), (1 + text.len(), Some(1 + text.len() as u64)));
-    assert!(list.iter().all(|segment| segment["boundary_entropy"].as_f64().unwrap() > 0.0));
-    assert_eq!(segments(&["--boundary-threshold", "99"])["segments"].as_array().unwrap().len(), 2);
-    let rejection = |args: &[&str]| weir(args).unwrap_err();
-    let message = rejection(&["segment", "--model", folder, "--text", "a", "--boundary-threshold", "-1"]);
-    assert!(message.ends_with("weir: --boundary-threshold: expected 0 to 100, in nats, found -1\n"), "{message}");
-    let contents = weir_json(&["inspect", "--json", folder]);
-    assert_eq!((&contents["boundaries"], &contents["parts"]["ngrams"]), (&json!("entropies"), &json!(6 * 211 * 32)));
     let measured = [
         "bench",
         "decode",

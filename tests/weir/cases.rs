@@ -7,8 +7,8 @@
 //! ANSWER
 //! ```
 //!
-//! - `weir …` runs the built program. The answer is its stderr if it fails, otherwise its stdout. Variables may stand before it.
-//!   `sh -c SCRIPT` is answered likewise, and finds the program as `weir`.
+//! - `weir …` runs the built program. The answer is its stderr if it fails, otherwise its stdout, which is compared as JSON if the case
+//!   has JSON. Variables may stand before it. `sh -c SCRIPT` is answered likewise, and finds the program as `weir`.
 //! - `curl ADDRESS/PATH` takes `-X`, `-H`, `-d` and `--json`, and JSON that it compresses by `--gzip`, `--deflate` or
 //!   `--raw-deflate`; `--http 2` speaks HTTP/2. The answer is the status with the error's type, code and field; its
 //!   message, or the body without its empty lines; and the body as JSON. `-w '%header{NAME}'` puts a header of the response behind
@@ -107,7 +107,10 @@ impl Answer {
     /// Returns true if this is what a case expects.
     fn is_like(&self, expected: &str) -> bool {
         if self.head.is_empty() {
-            return is_like(&self.message, expected);
+            return match serde_json::from_str(expected) {
+                Ok(expected) => serde_json::from_str(&self.message).is_ok_and(|found| is_like_json(&found, &expected)),
+                Err(_) => is_like(&self.message, expected),
+            };
         }
         let (head, rest) = expected.split_once('\n').unwrap_or((expected, ""));
         let (message, json) = rest
@@ -134,6 +137,8 @@ struct Servers {
     certificates: Certificates,
     /// An address at which no server listens.
     free: String,
+    /// The checkpoint that summarizes.
+    summarizer: String,
     _folder: TempDir,
 }
 
@@ -141,7 +146,7 @@ impl Servers {
     fn start() -> Self {
         let folder = TempDir::new().unwrap();
         let summarizer = write_random_model(folder.path());
-        let models = [converted("whitespaces"), checkpoint("lslm", "byte_vocab"), summarizer.into()];
+        let models = [converted("whitespaces"), checkpoint("lslm", "byte_vocab"), summarizer.clone().into()];
         let certificates = Certificates::new();
         write_authority(&certificates);
         let strangers = Certificates::new();
@@ -160,7 +165,7 @@ impl Servers {
         let token = certificates.write("token", "the-admin-token-of-the-test\n");
         let open = Server::of(&models, &["--admin-token-file", token.to_str().unwrap()]);
         let free = net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        Self { open, tls, authority, mutual, certificates, free, _folder: folder }
+        Self { open, tls, authority, mutual, certificates, free, summarizer, _folder: folder }
     }
 
     fn addresses(&self) -> Vec<(&'static str, String)> {
@@ -171,7 +176,11 @@ impl Servers {
             ("https", self.tls.http()),
             ("authority", self.authority.address.to_string()),
             ("mutual", self.mutual.address.to_string()),
+            ("admin", self.open.admin_address.to_string()),
             ("free", self.free.clone()),
+            ("summarizer", self.summarizer.clone()),
+            ("root", env!("CARGO_MANIFEST_DIR").to_owned()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ]
     }
 }

@@ -192,43 +192,6 @@ fn several_files_share_a_batch() {
     }
 }
 
-#[test]
-fn what_cannot_be_compressed_is_refused() {
-    let folder = tempdir().unwrap();
-    let (text, out) = (path(folder.path(), "a.txt"), path(folder.path(), "out"));
-    fs::write(&text, "The end.").unwrap();
-    let compress =
-        |model: &str, more: &[&str]| weir(&[&["compress", "--model", model][..], more, &[&text, &out]].concat());
-    let refused = |refusal: Result<String, String>, parts: &[&str]| {
-        let refusal = refusal.unwrap_err();
-        assert!(parts.iter().all(|part| refusal.contains(part)), "{refusal}");
-    };
-    let unknown = "expected symbols of the model's vocabulary, found 'T' at character 0";
-    refused(compress(MODEL, &[]), &[&format!("weir: {text}: "), unknown, "--normalise"]);
-    assert!(!Path::new(&out).exists());
-    let summarizer = checkpoint("pyramidion", "pyramidion");
-    let kind = ["--model: expected a model that reads texts symbol by symbol, found "];
-    refused(compress(summarizer.to_str().unwrap(), &[]), &kind);
-    compress(MODEL, &["--normalise"]).unwrap();
-    let back = path(folder.path(), "back");
-    weir(&["decompress", "--model", MODEL, &out, &back]).unwrap();
-    assert_eq!(fs::read_to_string(&back).unwrap(), "the end ");
-    // another checkpoint, and another dtype
-    let decompress = |model: &str, more: &[&str]| {
-        weir(&[&["decompress", "--force", "--model", model][..], more, &[&out, &back]].concat())
-    };
-    let other = converted("whitespaces");
-    refused(decompress(other.to_str().unwrap(), &[]), &["compressed with the checkpoint with sha256"]);
-    refused(decompress(MODEL, &["--dtype", "bf16"]), &["compressed with the dtype f32"]);
-    // longer windows than the model's sequences
-    compress(MODEL, &["--normalise", "--force", "--max-symbols", "600", "--windowed", "600,100"]).unwrap();
-    let windows = ["windows of 600 symbols", "at most 599, which --max-symbols"];
-    refused(decompress(MODEL, &["--max-symbols", "599"]), &windows);
-    // nothing is left of a file that was refused, and what was there before stays
-    assert_eq!(fs::read_to_string(&back).unwrap(), "the end ");
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-}
-
 /// Starts a command that reads its standard input, which stays open.
 fn reading_a_pipe(command: &str, model: &Path, out: &str) -> Child {
     let args = [command, "--threads", "1", "--model", model.to_str().unwrap(), "/dev/stdin", out];

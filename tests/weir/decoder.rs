@@ -404,25 +404,6 @@ fn bits_by_length_equal_those_of_windows() {
 }
 
 #[test]
-fn lengths_out_of_range_are_rejected() {
-    let rejection = |case: &str, lengths: &str, more: &[&str]| {
-        let model = model_folder(case);
-        let ids = ids(1_300);
-        let args = [&["score", "--model", &model, "--ids", &ids, "--lengths", lengths], more].concat();
-        weir(&args).unwrap_err()
-    };
-    assert!(rejection("xpos_bca", "1300", &[]).contains("at most 1299"));
-    // The scale of xPos without a window, B = 16, leaves the range of f32.
-    assert!(rejection("xpos_full_base16", "1200", &[]).contains("at most 1115, the maximum symbols of one sequence"));
-    assert!(rejection("xpos_bca", "0", &[]).contains("--lengths"));
-    let both = rejection("xpos_bca", "16", &["--windowed", "16,16"]);
-    assert!(
-        both.contains("--lengths") && both.contains("--windowed") && both.contains("cannot be used with"),
-        "{both}"
-    );
-}
-
-#[test]
 fn the_maximum_length_follows_from_scheme_and_window() {
     let max_symbols = |case: &str, max_symbols: Option<usize>| {
         let settings = Settings { max_symbols, ..settings() };

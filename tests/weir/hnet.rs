@@ -1,7 +1,7 @@
 //! H-Net: boundaries of every level, conversion, and states that cannot be rewound.
 
 use crate::{
-    process::{scored_in_each_mode, weir, weir_json},
+    process::{scored_in_each_mode, weir_json},
     support::{published_shape, settings},
     *,
 };
@@ -99,46 +99,6 @@ fn scores_list_the_boundaries_of_every_level() {
             }
         }
     }
-}
-
-#[test]
-fn segments_begin_with_their_boundary() {
-    let model = folder("two_stage");
-    let text = "Chunks begin where bytes differ: été.";
-    let output = weir_json(&["segment", "--json", "--model", &model, "--text", text]);
-    let levels = output["boundary_levels"].as_array().unwrap();
-    let boundaries: Vec<u64> = levels[0].as_array().unwrap().iter().map(|bit| bit.as_u64().unwrap()).collect();
-    // the start mark is a symbol, but has no place in the text
-    assert_eq!((levels.len(), boundaries.len()), (2, text.len() + 1));
-    let starts: Vec<usize> = (0..boundaries.len())
-        .filter(|&symbol| boundaries[symbol] == 1)
-        .map(|symbol| symbol.saturating_sub(1))
-        .collect();
-    let segments = output["segments"].as_array().unwrap();
-    assert_eq!(segments.iter().map(|segment| segment["start"].as_u64().unwrap() as usize).collect::<Vec<_>>(), starts);
-    let places = segments.iter().map(|segment| {
-        &text.as_bytes()[segment["start"].as_u64().unwrap() as usize..segment["end"].as_u64().unwrap() as usize]
-    });
-    let parts: Vec<_> = places.map(String::from_utf8_lossy).collect();
-    assert_eq!(segments.iter().map(|segment| segment["text"].as_str().unwrap()).collect::<Vec<_>>(), parts);
-    assert_eq!(levels[1].as_array().unwrap().len(), starts.len());
-    let shown = weir(&["segment", "--model", &model, "--text", text]).unwrap();
-    let bars = shown.lines().next().unwrap().matches('│').count();
-    let deeper = levels[1].as_array().unwrap().iter().filter(|bit| **bit == 1).count();
-    // the first chunk has no bar before it
-    assert_eq!(bars, starts.len() - 1 + deeper - 1, "{shown}");
-}
-
-#[test]
-fn a_text_gets_a_start_mark_that_is_not_shown() {
-    let model = folder("one_stage");
-    let args = |prompt| {
-        ["generate", "--json", "--model", &model, "--max-chars", "5", "--temperature", "0", "--prompt", prompt]
-    };
-    let output = weir_json(&args("ab"));
-    assert_eq!(output["usage"]["prompt_chars"], 3, "{output}");
-    let empty = weir_json(&args(""));
-    assert_eq!(empty["usage"]["prompt_chars"], 1, "{empty}");
 }
 
 /// Chunks, their lengths and the steps of each level, as the boundaries of a score with the same symbols have them.

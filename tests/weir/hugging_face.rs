@@ -290,39 +290,6 @@ async fn ask(channel: &Channel, request: GenerateRequest) -> (String, Finished) 
     panic!("the answer ended without a status");
 }
 
-/// The greedy text of gemma2 after this prompt is " of))))…", in the tokens " of" and ")".
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_string_ends_the_text_inside_a_token() {
-    let folder = folder("gemma2");
-    let server = Server::start(&["--model", folder.to_str().unwrap()]);
-    let channel = server.endpoint().connect().await.unwrap();
-    let prompt = "Daejeon is South Korea's fif";
-    for (stop, include, text, tokens) in
-        [("f)", false, " o", 2), ("f))", true, " of))", 3), ("))))", false, " of", 5), (" ", false, "", 1)]
-    {
-        let stopping = v1::Stopping {
-            max_chars: Some(12),
-            stop: vec!["unused".into(), stop.into()],
-            include_stop: Some(include),
-            ignore_eos: Some(true),
-            ..Default::default()
-        };
-        let sampling = v1::Sampling { temperature: Some(0.0), ..Default::default() };
-        let request = GenerateRequest {
-            prompt: prompt.into(),
-            sampling: Some(sampling),
-            stopping: Some(stopping),
-            ..Default::default()
-        };
-        let (found, finished) = ask(&channel, request).await;
-        assert_eq!((&*found, finished.matched_stop()), (text, stop));
-        let usage = finished.usage.unwrap();
-        assert_eq!(usage.generated_chars, tokens, "{stop:?}");
-        assert_eq!(usage.generated_text_chars(), text.chars().count() as u64);
-        assert_eq!((usage.prompt_chars, usage.prompt_text_chars()), (20, prompt.chars().count() as u64));
-    }
-}
-
 /// Here the token ")" ends a text. It is not special, so it has a text of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_text_of_an_end_token_is_not_sent() {

@@ -66,30 +66,6 @@ fn scores_equal_the_golden_data() {
 }
 
 #[test]
-fn generated_events_equal_the_golden_data() {
-    for (case, prompt) in [("hops0", "eos"), ("byte_vocab", "open"), ("dp", "empty")] {
-        let golden = Golden::open(&golden_data("lslm").join(case));
-        let name = |part: &str| format!("gen.{prompt}.nxt.{part}");
-        let prompt_ids = golden.ids(&name("prompt_ids"));
-        let text = golden.ids(&name("text_ids"));
-        let ids = list(&prompt_ids[1..]);
-        let count = text.len().to_string();
-        let mut args = vec!["generate", "--json", "--temperature", "0", "--max-chars", &count];
-        let folder = folder(case);
-        args.extend(["--model", &folder]);
-        args.extend(if prompt_ids.len() > 1 { ["--ids", &ids] } else { ["--prompt", ""] });
-        let output = weir_json(&args);
-        let numbers = |key: &str| -> Vec<u32> {
-            output[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
-        };
-        assert_eq!((numbers("events"), numbers("ids")), (golden.ids(&name("events")), text), "{case} {prompt}");
-        assert!(output["usage"]["nxt_steps"].as_u64().unwrap() > 0 || prompt == "eos", "{output}");
-        assert!(output["timing"]["middle_steps"].as_u64().is_some());
-        assert!(!output["text"].as_str().unwrap().contains('<'), "special symbols are not part of the text");
-    }
-}
-
-#[test]
 fn a_model_is_initialized_inspected_and_used() {
     let root = TempDir::new().unwrap();
     let mut config = published_shape("lslm-41m.json");
@@ -183,24 +159,6 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
     assert_eq!((&output["reason"], &output["usage"]["generated_chars"]), (&"max_context".into(), &5.into()));
 }
 
-#[test]
-fn generated_text_equals_the_golden_data() {
-    let golden = Golden::open(&golden_data("lslm/gpt2"));
-    let prompt_ids = golden.ids("gen.open.prompt_ids");
-    let events = golden.ids("gen.open.events");
-    let args = ["generate", "--json", "--temperature", "0", "--max-chars", "60", "--model", &folder("gpt2")];
-    let output = weir_json(&[&args[..], &["--ids", &list(&prompt_ids[1..])]].concat());
-    assert_eq!(output["ids"], json!(events));
-    assert_eq!(output["usage"]["nxt_steps"], 0);
-    // The text is generated from the start symbol only.
-    let output = weir_json(&[&args[..], &["--prompt", ""]].concat());
-    let ids = output["ids"].as_array().unwrap();
-    assert_eq!((ids.len(), &output["usage"]["prompt_chars"]), (60, &0.into()));
-    assert!(ids.iter().all(|id| id.as_u64().unwrap() > 4), "no special symbols: {output}");
-    let first = weir_json(&["score", "--json", "--model", &folder("gpt2"), "--ids", &ids[0].to_string()]);
-    assert_eq!(first["logprobs"].as_array().unwrap().len(), 1, "the first symbol has a probability");
-}
-
 /// Returns a changed copy of the fixture.
 fn changed(change: impl FnOnce(&mut Value, &mut Tensors)) -> TempDir {
     changed_source(&golden_data("lslm/gpt2"), change)
@@ -279,20 +237,4 @@ fn sources_that_are_not_gpt2_are_rejected() {
         let message = convert_files(Source::Lslm, &changed(change)).unwrap_err();
         assert!(message.contains(expected), "{message}");
     }
-}
-
-#[test]
-fn a_note_says_that_the_tokenizer_is_left_behind() {
-    let source = changed(|_, _| {});
-    let dest = TempDir::new().unwrap();
-    let convert = |name: &str| {
-        let dest = dest.path().join(name);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        let output = command.args(["convert", "--from", "gpt2"]).args([source.path(), &dest]).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stderr).unwrap().contains("conversions from GPT-2 read no tokenizer")
-    };
-    assert!(!convert("without"));
-    fs::write(source.path().join("tokenizer.json"), "{}").unwrap();
-    assert!(convert("with"));
 }

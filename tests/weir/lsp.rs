@@ -362,26 +362,6 @@ fn wrong_messages_are_answered_and_the_server_goes_on() {
     assert!(code == Some(0) && errors.contains("weir: expected JSON"), "{code:?}: {errors}");
 }
 
-/// Editors send any UTF-16, such as half of an emoji between two changes.
-#[test]
-fn lone_surrogates_and_unreadable_changes_stop_no_other_document() {
-    let (mut client, _) = Client::start(&Options::process(&[]));
-    client.open("a", "the river");
-    client.open("b", "the river");
-    let mut changed = |text: &str, completions: usize| {
-        let document = r#"{"textDocument":{"uri":"a","version":2},"contentChanges":[{"text":"#;
-        let body = format!(r#"{{"jsonrpc":"2.0","method":"textDocument/didChange","params":{document}"{text}"#);
-        client.send_raw(frame(&body).as_bytes());
-        assert_eq!(inserted(&client.ask(INLINE, at("b", 0, 9))).len(), 3, "{text}");
-        assert_eq!(inserted(&client.ask(INLINE, at("a", 0, 9))).len(), completions, "{text}");
-    };
-    for text in [r"the river\ud83d", r"the river\ude00\n", r"the river \udc00\ud800"] {
-        changed(&format!(r#"{text}"}}]}}}}"#), 3);
-    }
-    changed("the ri", 0);
-    changed(r#"the river"}]}}"#, 3);
-}
-
 #[test]
 fn documents_beyond_the_limit_are_left_out_and_others_go_on() {
     let (mut client, _) = Client::start(&Options::process(&[]));

@@ -143,62 +143,6 @@ pub(crate) fn write_random_model(out: &Path) -> String {
 }
 
 #[test]
-fn text_is_summarized_with_highlights_figures_and_a_table() {
-    let out = TempDir::new().unwrap();
-    let model = write_random_model(out.path());
-    let [document, reference] = ["document", "reference"].map(|name| out.path().join(name));
-    fs::write(&document, "the café is pooling, the rest is going.").unwrap();
-    fs::write(&reference, "the rest").unwrap();
-    let [document, reference] = [&document, &reference].map(|path| path.to_str().unwrap());
-    let base = ["summarize", "--model", &model, "--file", document, "--max-len", "9", "--min-len", "5"];
-    let summary = weir(&[&base[..], &["--json", "--reference", reference]].concat()).unwrap();
-    let ids: Vec<u32> = serde_json::from_value(summary["ids"].clone()).unwrap();
-    assert!((6..=10).contains(&ids.len()) && *ids.last().unwrap() == 2);
-    assert!(summary["rouge"]["rougeL"]["f1"].is_number() && summary["usage"]["cut"] == false);
-    let text = fs::read_to_string(document).unwrap();
-    for pooling in summary["poolings"].as_array().unwrap() {
-        let spans = pooling["spans"].as_array().unwrap();
-        let offset = |span: &Value, key: &str| span[key].as_u64().unwrap() as usize;
-        assert!(spans.iter().all(|span| text.get(offset(span, "byte_start")..offset(span, "byte_end")).is_some()));
-    }
-    let shown = process::weir(&[&base[..], &["--highlights"]].concat()).unwrap();
-    assert!(shown.contains("-- layer 1: ") && shown.contains('['), "{shown}");
-    assert!(shown.trim_end().ends_with(summary["text"].as_str().unwrap().trim_end()), "{shown}");
-    // The document is too long.
-    let long = out.path().join("long");
-    fs::write(&long, "the rest is ".repeat(100_000)).unwrap();
-    let args = ["summarize", "--model", &model, "--file", long.to_str().unwrap(), "--max-len", "5", "--min-len", "1"];
-    let refused = weir(&args).unwrap_err();
-    assert!(refused.contains("--file: expected at most 63 tokens"), "{refused}");
-    let cut = weir(&[&args[..], &["--cut", "--json"]].concat()).unwrap();
-    assert_eq!((cut["usage"]["cut"].as_bool(), cut["usage"]["document_tokens"].as_u64()), (Some(true), Some(64)));
-    // The table has many lines.
-    let lines = out.path().join("lines.jsonl");
-    let line =
-        |source: &str, text: &str| json!({"source": source, "document": text, "summary": "the rest"}).to_string();
-    fs::write(&lines, [line("b", "the one"), line("a", "the other"), line("b", "the third")].join("\n")).unwrap();
-    let args = ["summarize", "--model", &model, "--table", lines.to_str().unwrap(), "--max-len", "5", "--min-len", "1"];
-    let table = weir(&[&args[..], &["--json"]].concat()).unwrap();
-    let rows: Vec<_> =
-        table.as_array().unwrap().iter().map(|row| (row["source"].clone(), row["documents"].clone())).collect();
-    assert_eq!(rows, [("a".into(), 1.into()), ("b".into(), 2.into()), ("all".into(), 3.into())]);
-    // Some lines have no source.
-    let without_source = json!({"document": "the one", "summary": "the rest"}).to_string();
-    for (written, expected) in [
-        ([without_source.clone(), without_source.clone()], &["all"][..]),
-        ([without_source, line("a", "it")], &["(no source)", "a", "all"]),
-    ] {
-        fs::write(&lines, written.join("\n")).unwrap();
-        let table = weir(&[&args[..], &["--json"]].concat()).unwrap();
-        let names: Vec<_> = table.as_array().unwrap().iter().map(|row| row["source"].as_str().unwrap()).collect();
-        assert_eq!(names, expected);
-    }
-    fs::write(&lines, "{\"document\": 1}").unwrap();
-    let refused = weir(&args).unwrap_err();
-    assert!(refused.contains("line 1: expected an object"), "{refused}");
-}
-
-#[test]
 fn two_models_are_measured_alternately() {
     let [a, b] = ["pyramidion", "blockwise"].map(|case| checkpoint("pyramidion", case).to_str().unwrap().to_owned());
     let plan = ["--batch", "1,2", "--source", "64", "--tokens", "8", "--pairs", "2", "--threads", "1", "--json"];

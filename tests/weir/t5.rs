@@ -585,27 +585,3 @@ fn parts_are_summarized_in_this_process_and_by_a_server() {
     let (ok, _, message) = weir(&[&call[..], &["--file", &long, "--long-documents", "chunk"]].concat());
     assert!(!ok && message.contains("found about ") && message.contains("at most 64"), "{message}");
 }
-
-#[test]
-fn long_documents_are_refused_by_default_and_work_is_bounded() {
-    let model = t5_shortened(24);
-    let model = model.path().to_str().unwrap();
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("document");
-    fs::write(&file, TEXT).unwrap();
-    let base = ["summarize", "--model", model, "--max-len", "4", "--min-len", "0", "--file", file.to_str().unwrap()];
-    for flags in [&[][..], &["--long-documents", "refuse"]] {
-        let (ok, _, message) = weir(&[&base[..], flags].concat());
-        assert!(!ok && message.contains("at most 23 tokens"), "{message}");
-    }
-    let (ok, cut, message) = weir(&[&base[..], &["--long-documents", "cut"]].concat());
-    assert!(ok && message.contains("only the first 24 tokens"), "{message}");
-    assert_eq!(cut, weir(&[&base[..], &["--cut"]].concat()).1);
-    let (ok, _, message) = weir(&[&base[..], &["--long-documents", "chunk"]].concat());
-    assert!(ok && message.contains("summarized part 2 of round 1"), "{message}");
-    for (flag, value) in [("--cut", None), ("--highlights", None), ("--long-documents", Some("all"))] {
-        let flags: Vec<&str> = ["--long-documents", "chunk"].into_iter().chain([flag]).chain(value).collect();
-        let (ok, _, message) = weir(&[&base[..], &flags].concat());
-        assert!(!ok && message.contains("--long-documents"), "{flag}: {message}");
-    }
-}

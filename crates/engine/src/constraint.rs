@@ -721,9 +721,12 @@ pub(crate) fn shared_lengths(texts: &[Vec<u32>]) -> Vec<usize> {
     std::iter::once(0).chain(texts.windows(2).map(shared)).take(texts.len()).collect()
 }
 
-/// The dates of RFC 3339 among those of the parser's expression: 29 February is in leap years only. Other validators know no year 0.
-const DATE: &str = "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-(?:0[13-9]-..|1.-..|02-(?:[01].|2[0-8]))\
-    |(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)";
+/// The years that validators know: RFC 3339 also has a year 0.
+const YEAR: &str = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)";
+
+/// The days of a year among those of the parser's expression, where they exist: 29 February is in leap years only.
+const DAY: &str = "(?:(?:0[13-9]|1.)-..|02-(?:[01].|2[0-8]))";
+const LEAP_DAY: &str = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29";
 
 /// A leap second, which ends a day of UTC.
 const LEAP_SECOND: &str = "23:59:60(?:[.][0-9]+)?(?:[zZ]|[+-]00:00)";
@@ -745,9 +748,11 @@ fn complete_formats(schema: &mut Value) {
         }
     }
     let exact = match keywords.get("format").and_then(Value::as_str) {
-        Some("date") => format!("^{DATE}$"),
+        Some("date") => format!("^(?:{YEAR}-{DAY}|{LEAP_DAY})$"),
         Some("time") => format!("^(?:.{{6}}[0-5].*|{LEAP_SECOND})$"),
-        Some("date-time") => format!("^(?:{DATE}.{{7}}[0-5].*|.{{5}}(?:06-30|12-31).{LEAP_SECOND})$"),
+        Some("date-time") => {
+            format!("^(?:(?:{YEAR}-{DAY}|{LEAP_DAY}).{{7}}[0-5].*|{YEAR}-(?:06-30|12-31).{LEAP_SECOND})$")
+        }
         Some("hostname") => "^.{0,253}$".to_owned(),
         _ => return,
     };
@@ -2044,6 +2049,7 @@ mod tests {
             ("date-time", "1998-12-31T23:59:60Z", true),
             ("date-time", "2015-06-30T23:59:60.1Z", true),
             ("date-time", "1998-12-30T23:59:60Z", false),
+            ("date-time", "0000-12-31T23:59:60Z", false),
             ("date-time", "1998-12-31T22:59:60Z", false),
             ("date-time", "2023-02-29T00:00:00Z", false),
             ("hostname", &host(252), true),

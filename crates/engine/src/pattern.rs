@@ -85,6 +85,15 @@ impl SymbolTrie {
     pub(crate) fn new(vocabulary: &Vocabulary, end: Option<u32>) -> Self {
         let size = vocabulary.len() as u32;
         let mut words: Vec<Vec<u8>> = (0..size).map(|id| vocabulary.symbol_bytes(id).unwrap_or_default()).collect();
+        let spaced = (0..size).find(|&id| matches!(words[id as usize][..], [b' ', _, ..]));
+        // a text that continues another one keeps its first space
+        let drops_space = end.is_some() && spaced.is_some_and(|id| !vocabulary.decode(&[id]).starts_with(' '));
+        for (id, word) in (0..size).zip(&mut words) {
+            // the piece of the byte is a space that is not dropped
+            if drops_space && word == b" " && vocabulary.decode(&[id]) == " " {
+                word.clear();
+            }
+        }
         words.push(b"\xff<end>".to_vec());
         let bytes: HashSet<u8> = words.iter().filter(|word| word.len() == 1).flatten().copied().collect();
         words.extend((0..=255).filter(|byte| !bytes.contains(byte)).map(|byte| vec![byte]));
@@ -93,9 +102,6 @@ impl SymbolTrie {
         let mut texts = trie.alloc_token_set();
         let has_text = |id: &usize| !words[*id].is_empty() && !ends.contains(&(*id as u32));
         (0..size as usize).filter(has_text).for_each(|id| texts.set(id, true));
-        let spaced = (0..size).find(|&id| matches!(words[id as usize][..], [b' ', _, ..]));
-        // a text that continues another one keeps its first space
-        let drops_space = end.is_some() && spaced.is_some_and(|id| !vocabulary.decode(&[id]).starts_with(' '));
         let marks = vocabulary.specials().map(|specials| specials.segment_end).into_iter().collect();
         let byte_end = vocabulary.end_byte().and_then(char::from_u32);
         let alphabet = match vocabulary.characters() {

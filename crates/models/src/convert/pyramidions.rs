@@ -8,7 +8,7 @@ use crate::checkpoint::weights::shapes_in;
 use crate::checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, read_weights_with_progress, require};
 use crate::contract::GenerationDefaults;
 use crate::convert::converted::{Converted, check_copy, only_file, read_config, rename_key};
-use crate::convert::sentencepiece::{self, Algorithm, SentencePiece, mark, metaspace, normalizer, unigram};
+use crate::convert::sentencepiece::{self, Algorithm, SentencePiece, bpe, mark, metaspace, normalizer, unigram};
 use crate::convert::torch::{TorchFile, TorchTensors, items, plain};
 use crate::family::TensorSpec;
 use crate::family::families::blueprint;
@@ -441,7 +441,10 @@ fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> 
     let metaspace = metaspace("always");
     let model = match model.algorithm {
         Algorithm::Unigram => scored(lines, &known),
-        Algorithm::Bpe => bpe(vocabulary(lines), merges(lines, model, &known, file)?),
+        Algorithm::Bpe => {
+            check_listed(lines, model, file)?;
+            bpe(vocabulary(lines), &model.pieces, false)
+        }
     };
     Ok(tokenizer(normalizer, metaspace.clone(), metaspace, model))
 }
@@ -455,41 +458,19 @@ fn scored(lines: &[String], known: &HashMap<&str, f32>) -> Json {
     unigram(vocab, UNKNOWN, false)
 }
 
-/// Returns the pairs of neighbours that BPE merges, the best first. SentencePiece has no such list: it merges the neighbours whose
-/// piece has the best score. If three neighbours form the same piece in two ways, SentencePiece merges the left pair; this list
-/// prefers the way with the longer first part.
-fn merges(
-    lines: &[String],
-    model: &SentencePiece,
-    known: &HashMap<&str, f32>,
-    file: &Path,
-) -> Result<Vec<(String, String)>> {
+/// Fails unless the dictionary has all pieces.
+fn check_listed(lines: &[String], model: &SentencePiece, file: &Path) -> Result<()> {
     let listed: HashSet<&str> = lines.iter().map(String::as_str).collect();
-    if let Some((piece, _)) = model.pieces.iter().find(|(piece, _)| !listed.contains(piece.as_str())) {
-        let expected =
-            "pieces that are all in the dictionary next to it: a BPE model needs each on the way to longer ones";
-        return Err(Error::checkpoint(file, "the file", expected, format!("{piece:?}")));
-    }
-    let mut sorted: Vec<_> = model.pieces.iter().collect();
-    sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let ways = |piece: &str| -> Vec<(String, String)> {
-        let cuts = piece.char_indices().rev().filter(|(index, _)| *index > 0).map(|(index, _)| piece.split_at(index));
-        let both = cuts.filter(|(left, right)| known.contains_key(left) && known.contains_key(right));
-        both.map(|(left, right)| (left.to_owned(), right.to_owned())).collect()
+    let Some((piece, _)) = model.pieces.iter().find(|(piece, _)| !listed.contains(piece.as_str())) else {
+        return Ok(());
     };
-    Ok(sorted.into_iter().flat_map(|(piece, _)| ways(piece)).collect())
+    let expected = "pieces that are all in the dictionary next to it: a BPE model needs each on the way to longer ones";
+    Err(Error::checkpoint(file, "the file", expected, format!("{piece:?}")))
 }
 
 fn vocabulary(lines: &[String]) -> serde_json::Map<String, Json> {
     let all = MARKS.iter().copied().chain(lines.iter().map(String::as_str));
     all.zip(0..).map(|(symbol, id): (&str, usize)| (symbol.to_owned(), id.into())).collect()
-}
-
-fn bpe(vocab: serde_json::Map<String, Json>, merges: Vec<(String, String)>) -> Json {
-    let fuse = !merges.is_empty();
-    json!({ "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-        "end_of_word_suffix": null, "fuse_unk": fuse, "byte_fallback": false, "ignore_merges": false, "vocab": vocab,
-        "merges": merges })
 }
 
 /// Returns a tokenizer of single characters, which are never merged.
@@ -498,7 +479,7 @@ fn characters(lines: &[String]) -> Json {
     let decoder = json!({ "type": "Sequence", "decoders": [spaces, { "type": "Fuse" }] });
     // fairseq splits lines at whitespace; only the space has been replaced by then
     let blank = json!({ "type": "Replace", "pattern": { "Regex": BLANK }, "content": "" });
-    tokenizer(blank, metaspace("never"), decoder, bpe(vocabulary(lines), Vec::new()))
+    tokenizer(blank, metaspace("never"), decoder, bpe(vocabulary(lines), &[], false))
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use crate::text::MAX_SYMBOLS;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use prost::Message;
-use serde_json::{Value as Json, json};
-use std::path::Path;
+use serde_json::{Map, Value as Json, json};
+use std::{collections::HashSet, path::Path};
 use weir_kernels::error::{Error, Result};
 
 #[derive(Clone, PartialEq, Message)]
@@ -168,6 +168,29 @@ pub(super) fn mark(id: usize, content: &str) -> Json {
 /// Returns the unigram model of `tokenizer.json` with these pieces and scores.
 pub(super) fn unigram(vocab: Vec<Json>, unknown: usize, byte_fallback: bool) -> Json {
     json!({ "type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": byte_fallback })
+}
+
+/// Returns the BPE model of `tokenizer.json` with the ids of `vocab`, which merges `pieces`, with their scores.
+pub(super) fn bpe(vocab: Map<String, Json>, pieces: &[(String, f32)], byte_fallback: bool) -> Json {
+    let merges = merges(pieces);
+    json!({ "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": !merges.is_empty(), "byte_fallback": byte_fallback,
+        "ignore_merges": false, "vocab": vocab, "merges": merges })
+}
+
+/// Returns the pairs of neighbours that BPE merges, the best first. SentencePiece has no such list: it merges the neighbours whose
+/// piece has the best score. If three neighbours form the same piece in two ways, SentencePiece merges the left pair; this list
+/// prefers the way with the longer first part.
+fn merges(pieces: &[(String, f32)]) -> Vec<(&str, &str)> {
+    let known: HashSet<&str> = pieces.iter().map(|(piece, _)| piece.as_str()).collect();
+    let mut sorted: Vec<_> = pieces.iter().collect();
+    sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let mut merges = Vec::new();
+    for (piece, _) in sorted {
+        let cuts = piece.char_indices().rev().filter(|(index, _)| *index > 0).map(|(index, _)| piece.split_at(index));
+        merges.extend(cuts.filter(|(left, right)| known.contains(left) && known.contains(right)));
+    }
+    merges
 }
 
 /// Returns a `tokenizer.json` with special tokens, normaliser, pre-tokenizer and decoder, and a model.

@@ -82,7 +82,7 @@ impl AddedTokens {
     }
 
     /// Returns the first token in a text from a byte on, with its place.
-    fn find(&self, text: &str, from: usize) -> Option<(usize, &AddedToken)> {
+    pub(super) fn find(&self, text: &str, from: usize) -> Option<(usize, &AddedToken)> {
         let found = self.pattern.as_ref()?.find_at(text, from)?;
         Some((found.start(), self.tokens.iter().find(|token| token.text == found.as_str())?))
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, json};
 use std::{
     collections::{HashMap, HashSet},
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -80,6 +81,14 @@ fn makes_byte_piece(merge: &Value) -> bool {
     byte_of_piece(&made).is_some()
 }
 
+/// Runs the library. It panics on some files and texts, which is an error here.
+pub(super) fn library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("a panic of the tokenizers library; its message is in the log".into()),
+    }
+}
+
 /// A model whose hidden pieces are in no text. Clones share it.
 #[derive(Clone)]
 pub(super) struct Pieces(Arc<Hiding>);
@@ -122,11 +131,16 @@ impl Pieces {
         if self.0.bytes.is_empty() || Some(token.id) != self.0.unknown {
             return None;
         }
-        let piece = |byte: u8| {
+        let piece = |(byte, offsets)| {
             let id = *self.0.bytes.get(&byte)?;
-            Some(Token::new(id, self.0.names.get(&id)?.clone(), token.offsets))
+            Some(Token::new(id, self.0.names.get(&id)?.clone(), offsets))
         };
-        token.value.bytes().map(piece).collect()
+        let (start, _) = token.offsets;
+        let bytes_at = |(at, character): (usize, char)| {
+            let offsets = (start + at, start + at + character.len_utf8());
+            token.value[at..].bytes().take(character.len_utf8()).map(move |byte| (byte, offsets))
+        };
+        token.value.char_indices().flat_map(bytes_at).map(piece).collect()
     }
 }
 

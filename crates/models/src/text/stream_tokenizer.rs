@@ -8,7 +8,7 @@
 use crate::text::{
     StreamDetokenizer, Subword, Vocabulary,
     added_tokens::{Part, Splitter},
-    subwords::Place,
+    sentences::Place,
 };
 use std::{ops::ControlFlow, sync::Arc};
 use weir_kernels::error::{Error, Result, floor_boundary};
@@ -84,7 +84,7 @@ impl StreamTokenizer {
             held: String::new(),
             after_space: false,
             splitter: Splitter::default(),
-            place: Place::First,
+            place: Place::Word,
             last_added: None,
             begun: false,
         }

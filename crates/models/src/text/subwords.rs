@@ -6,17 +6,14 @@ use crate::text::{
     AddedToken, VocabularyError,
     added_tokens::{AddedTokens, Part},
     normaliser::{replace_unfinished, take_complete},
-    pieces::{Pieces, byte_of_piece, hide},
+    pieces::{Pieces, byte_of_piece, hide, library},
+    sentences::{Place, SPACE_MARK, Sentences},
     tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_marks, check_template},
 };
 use regex::RegexBuilder;
 use serde::Deserialize;
 use serde_json::Value;
-use std::{
-    collections::HashSet,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::OnceLock,
-};
+use std::{collections::HashSet, ops::Range, sync::OnceLock};
 use tokenizers::{
     DecoderWrapper, NormalizedString, Normalizer, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
     TokenizerImpl, step_decode_stream,
@@ -51,16 +48,14 @@ pub(super) type Tokenizer =
 /// A subword tokenizer.
 pub struct SubwordTokenizer {
     tokenizer: Tokenizer,
-    /// Encodes text after an added token, if no word begins there.
-    inner: Option<Box<Tokenizer>>,
+    /// Splits text, if the tokenizer is one of SentencePiece in transformers.
+    sentences: Option<Sentences>,
     /// Ids of special tokens.
     specials: HashSet<u32>,
     /// Tokens by which a text is split first. The library finds the others.
     added: AddedTokens,
     /// True if text may have the ids of special tokens.
     reads_specials: bool,
-    /// User-defined pieces with their ids. With them, spaces are stripped only at the end of a text.
-    user_defined: Vec<(String, u32)>,
     unsafe_ends: UnsafeEnds,
     growth: Growth,
     /// The maximum bytes of a piece's text in JSON, once they are wanted.
@@ -76,17 +71,6 @@ pub struct SubwordTokenizer {
     leading: Vec<u32>,
     /// State after some text, from which a text that continues another one is decoded.
     continuation: DecodeState,
-}
-
-/// Place of a part of a text that is encoded by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// At the beginning of the text.
-    First,
-    /// After an added token, where a word begins.
-    Word,
-    /// After an added token, where no word begins; or after other text, where the part begins with a space.
-    Inside,
 }
 
 /// One subword of a text, with its bytes.
@@ -157,8 +141,14 @@ impl SubwordTokenizer {
         let members = processor["processors"].as_array().map_or(std::slice::from_ref(processor), Vec::as_slice);
         members.iter().try_for_each(|member| check_template("post_processor", member))?;
         let work = if value["model"].is_object() { bound_model(&mut value["model"])? } else { 1 };
-        let python = take_python_tokens(&mut value)?;
-        let user_defined = take_user_defined(&mut value);
+        let python = take_tokens(&mut value, |token| token[PYTHON_KEY].is_string())?;
+        let user_defined = take_tokens(&mut value, |token| is_true(&token[USER_DEFINED_KEY]))?;
+        let is_sentencepiece =
+            !(python.is_empty() && user_defined.is_empty()) && value["pre_tokenizer"]["type"] == "Metaspace";
+        let sentences = match is_sentencepiece {
+            true => Some(Sentences::new(&user_defined, take_spaces(&mut value))?),
+            false => None,
+        };
         hide(&mut value, &python);
         let mut tokenizer: Tokenizer =
             library(|| Tokenizer::deserialize(&value).map_err(Into::into)).map_err(|error| invalid(&error))?;
@@ -176,21 +166,13 @@ impl SubwordTokenizer {
         let unknown = unknown_id(&value, &tokenizer);
         let specials = special_ids(&tokenizer, &python);
         let byte_pieces = BytePieces::read(&value["decoder"], &tokenizer, &specials);
-        let inner = match python.iter().all(|token| token.begins_word) || value["pre_tokenizer"]["type"] != "Metaspace"
-        {
-            true => None,
-            false => {
-                Some(Box::new(without_prefix(&tokenizer, &value["pre_tokenizer"]).map_err(|error| invalid(&error))?))
-            }
-        };
         let mut parsed = Self {
-            unsafe_ends: unsafe_ends(&value["added_tokens"], &tokenizer),
+            unsafe_ends: unsafe_ends(&value["added_tokens"], &user_defined, &tokenizer),
             tokenizer,
-            inner,
+            sentences,
             specials,
             added: AddedTokens::new(python)?,
             reads_specials: false,
-            user_defined,
             growth,
             longest_piece: OnceLock::new(),
             work: work.max(growth.encoding() / USUAL_GROWTH),
@@ -292,7 +274,8 @@ impl SubwordTokenizer {
         let last = text.char_indices().rev().take(longest + 1).last().map_or(0, |(start, _)| start);
         let mut last = NormalizedString::from(&text[last..]);
         let is_known = self.tokenizer.get_normalizer().is_none_or(|own| library(|| own.normalize(&mut last)).is_ok());
-        !is_known || normal.iter().any(|end| last.get().ends_with(end.as_str()))
+        let last = marked(last.get());
+        !is_known || normal.iter().any(|end| last.ends_with(end.as_str()))
     }
 
     /// Returns the tokens by which a text is split before its parts are encoded.
@@ -304,11 +287,11 @@ impl SubwordTokenizer {
     /// too much of it.
     pub fn encode(&self, text: &str) -> Result<Vec<Subword>, String> {
         if self.added.is_empty() {
-            return self.encode_part(text, Place::First);
+            return self.encode_part(text, Place::Word);
         }
         let mut subwords = Vec::new();
         let mut from = 0;
-        let mut place = Place::First;
+        let mut place = Place::Word;
         // the parts of a complete text are complete
         self.added.split(text, &mut |part| {
             let end = from + part.text().len();
@@ -341,62 +324,23 @@ impl SubwordTokenizer {
     /// Encodes a text, or a part of one between added tokens.
     pub(super) fn encode_part(&self, text: &str, place: Place) -> Result<Vec<Subword>, String> {
         self.check_growth(text)?;
-        let whole = self.without_last_spaces(text);
-        let mut text = whole;
-        let inner = self.inner.as_deref().filter(|_| place == Place::Inside);
-        let begins_own = |text: &str| self.user_defined.iter().any(|(piece, _)| text.starts_with(piece));
-        if inner.is_some() && !text.starts_with([' ', SPACE_MARK]) {
-            while let Some(first) = text.chars().next().filter(|first| !begins_own(text) && self.becomes_spaces(*first))
-            {
-                text = &text[first.len_utf8()..];
+        let ids = match &self.sentences {
+            Some(sentences) => {
+                sentences.encode(self.tokenizer.get_model(), self.tokenizer.get_normalizer(), text, place)?
             }
-        }
-        let tokenizer = inner.unwrap_or(&self.tokenizer);
-        let encoding = library(|| tokenizer.encode(text, false))?;
-        let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
+            None => {
+                let encoding = library(|| self.tokenizer.encode(text, false))?;
+                let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end);
+                encoding.get_ids().iter().copied().zip(offsets).collect()
+            }
+        };
         let text_id = |id: u32| match self.specials.contains(&id) && !self.reads_specials {
             false => Ok(id),
             true => self.unknown.ok_or_else(|| "a special token, which is not text,".to_owned()),
         };
-        // SentencePiece puts a space before a text, also where the text begins with a user-defined piece or with what looks like a
-        // space; transformers' newer way is to put one even before spaces
-        let is_new = self.inner.is_some() && place == Place::First && !self.added.begin_words();
-        let mut first = text.chars();
-        let has_prefix = match (first.next(), first.next()) {
-            _ if begins_own(text) => true,
-            (Some(SPACE_MARK), next) if !self.added.is_empty() => {
-                is_new || !next.is_some_and(|next| next == SPACE_MARK || next.is_whitespace())
-            }
-            (Some(first), _) => is_new && self.becomes_spaces(first),
-            (None, _) => false,
-        };
-        let space = self.id_of(SPACE_MARK.encode_utf8(&mut [0; 4]));
-        let space = space.filter(|_| inner.is_none() && has_prefix && !encoding.is_empty());
-        let space = space.map(|id| Ok(Subword { id, start: 0, end: 0 }));
-        let from = whole.len() - text.len();
-        let placed = |(&id, &(start, end))| Ok(Subword { id: text_id(id)?, start: from + start, end: from + end });
-        space.into_iter().chain(pieces.map(placed)).collect()
-    }
-
-    /// Strips what becomes spaces at the end of a text, if the normaliser does not do so because of user-defined pieces.
-    fn without_last_spaces<'a>(&self, mut text: &'a str) -> &'a str {
-        if self.user_defined.is_empty() {
-            return text;
-        }
-        let is_own = |text: &str| self.user_defined.iter().any(|(piece, _)| text.ends_with(piece.as_str()));
-        while let Some(last) = text.chars().next_back().filter(|last| !is_own(text) && self.becomes_spaces(*last)) {
-            text = &text[..text.len() - last.len_utf8()];
-        }
-        text
-    }
-
-    /// Returns true if the normaliser leaves nothing but spaces of a character.
-    fn becomes_spaces(&self, character: char) -> bool {
-        let mut normal = NormalizedString::from(character.to_string());
-        let normaliser = self.tokenizer.get_normalizer();
-        character.is_whitespace()
-            && normaliser.is_none_or(|own| library(|| own.normalize(&mut normal)).is_ok())
-            && normal.get().chars().all(|character| character == ' ')
+        let placed =
+            |(id, bytes): (u32, Range<usize>)| Ok(Subword { id: text_id(id)?, start: bytes.start, end: bytes.end });
+        ids.into_iter().map(placed).collect()
     }
 
     /// Checks that normaliser and pre-tokenizer do not multiply a text to more than [`NORMAL_BYTES`]. Only a text that could become so
@@ -598,6 +542,9 @@ fn byte_of(character: char) -> Option<u8> {
 /// Regular expression for whitespace other than the space, as Python defines it.
 pub const BLANK: &str = r"[\x1c-\x1f]|[^\S ]";
 
+/// Regular expression for several spaces.
+const SPACES: &str = " {2,}";
+
 /// Pre-tokenizers that split at every space, by their `type`.
 const SPLITS: [&str; 5] = ["Metaspace", "WhitespaceSplit", "Whitespace", "BertPreTokenizer", "ByteLevel"];
 
@@ -725,9 +672,6 @@ pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
     check_normaliser(&json["normalizer"], &kind)
 }
 
-/// Mark that a normaliser may put in the place of a space.
-const SPACE_MARK: char = '▁';
-
 fn is_true(value: &Value) -> bool {
     *value == Value::Bool(true)
 }
@@ -750,12 +694,17 @@ fn check_added_tokens(tokens: &Value) -> Result<(), VocabularyError> {
 #[derive(Debug)]
 struct UnsafeEnds {
     written: Vec<String>,
-    /// The ends of a normalised text.
+    /// The ends of a normalised text, with `▁` for each space.
     normal: Vec<String>,
 }
 
-fn unsafe_ends(tokens: &Value, tokenizer: &Tokenizer) -> UnsafeEnds {
+fn unsafe_ends(tokens: &Value, user_defined: &[AddedToken], tokenizer: &Tokenizer) -> UnsafeEnds {
     let mut ends = UnsafeEnds { written: Vec::new(), normal: Vec::new() };
+    for AddedToken { text, .. } in user_defined {
+        let before = |space: char| text.match_indices(space).filter(|(at, _)| *at > 0).map(|(at, _)| &text[..at]);
+        ends.written.extend(before(' ').map(str::to_owned));
+        ends.normal.extend(before(SPACE_MARK).map(str::to_owned));
+    }
     for token in tokens.as_array().into_iter().flatten() {
         let written = token["content"].as_str().unwrap_or_default();
         let id = tokenizer.token_to_id(written);
@@ -770,20 +719,17 @@ fn unsafe_ends(tokens: &Value, tokenizer: &Tokenizer) -> UnsafeEnds {
             own.push(content.to_owned());
         }
     }
+    ends.normal.iter_mut().for_each(|end| *end = marked(end));
     ends
 }
 
-/// Returns a tokenizer with the same pieces that puts no space before a text.
-fn without_prefix(tokenizer: &Tokenizer, pre_tokenizer: &Value) -> serde_json::Result<Tokenizer> {
-    let mut pre_tokenizer = pre_tokenizer.clone();
-    pre_tokenizer["prepend_scheme"] = "never".into();
-    let mut inner = tokenizer.clone();
-    inner.with_pre_tokenizer(Some(serde_json::from_value::<PreTokenizerWrapper>(pre_tokenizer)?));
-    Ok(inner)
+/// Returns a normalised text with `▁` for each space.
+fn marked(text: &str) -> String {
+    text.replace(' ', SPACE_MARK.encode_utf8(&mut [0; 4]))
 }
 
-/// Takes the tokens that are found by the rules of transformers' tokenizers in Python. Fails if one has no text or id.
-fn take_python_tokens(json: &mut Value) -> Result<Vec<AddedToken>, VocabularyError> {
+/// Takes the added tokens that the library does not find. Fails if one has no text or id.
+fn take_tokens(json: &mut Value, is_own: fn(&Value) -> bool) -> Result<Vec<AddedToken>, VocabularyError> {
     let Some(tokens) = json.pointer_mut("/added_tokens").and_then(Value::as_array_mut) else { return Ok(Vec::new()) };
     let own = |token: &Value| {
         let is = |flag: &str| is_true(&token[flag]);
@@ -798,29 +744,19 @@ fn take_python_tokens(json: &mut Value) -> Result<Vec<AddedToken>, VocabularyErr
         })
     };
     let mut found = Vec::new();
-    for (index, token) in tokens.iter().enumerate().filter(|(_, token)| token[PYTHON_KEY].is_string()) {
+    for (index, token) in tokens.iter().enumerate().filter(|(_, token)| is_own(token)) {
         let wrong = || VocabularyError::new(format!("added_tokens[{index}]"), "an id and a text", token.to_string());
         found.push(own(token).ok_or_else(wrong)?);
     }
-    tokens.retain(|token| !token[PYTHON_KEY].is_string());
+    tokens.retain(|token| !is_own(token));
     Ok(found)
 }
 
-/// Returns the user-defined pieces of SentencePiece. With any, removes the normaliser that strips spaces at the end: it would also strip
-/// those before such a piece.
-fn take_user_defined(json: &mut Value) -> Vec<(String, u32)> {
-    let tokens = json["added_tokens"].as_array().into_iter().flatten();
-    let own = tokens.filter(|token| is_true(&token[USER_DEFINED_KEY]));
-    let pieces: Vec<_> = own
-        .filter_map(|token| {
-            let id = u32::try_from(token["id"].as_u64()?).ok()?;
-            Some((token["content"].as_str()?.to_owned(), id))
-        })
-        .collect();
-    if let Some(Value::Array(steps)) = json.pointer_mut("/normalizer/normalizers").filter(|_| !pieces.is_empty()) {
-        steps.retain(|step| step["type"] != "Strip");
-    }
-    pieces
+/// Takes the steps of the normaliser that rewrite spaces, which [`Sentences`] does. Returns true if `▁` is a space in a text.
+fn take_spaces(json: &mut Value) -> bool {
+    let Some(steps) = json.pointer_mut("/normalizer/normalizers").and_then(Value::as_array_mut) else { return false };
+    steps.retain(|step| step["type"] != "Strip" && step["pattern"]["Regex"] != SPACES);
+    steps.iter().any(|step| step["pattern"]["String"].as_str().is_some_and(|text| text.starts_with(SPACE_MARK)))
 }
 
 pub(super) fn check_dropout(json: &Value) -> Result<(), VocabularyError> {
@@ -842,7 +778,7 @@ fn check_normaliser(value: &Value, kind: &dyn Fn(&Value) -> String) -> Result<()
     let pattern = &value["pattern"];
     let known = match (pattern["String"].as_str(), pattern["Regex"].as_str()) {
         (Some(text), _) => text == " " || !text.contains(' '),
-        (_, Some(regex)) => regex == " {2,}" || regex == BLANK,
+        (_, Some(regex)) => regex == SPACES || regex == BLANK,
         (None, None) => true,
     };
     if !known {
@@ -857,18 +793,10 @@ fn check_normaliser(value: &Value, kind: &dyn Fn(&Value) -> String) -> Result<()
     members.into_iter().flatten().try_for_each(|member| check_normaliser(member, kind))
 }
 
-// Calls of the tokenizers library, which panics on some files and texts.
+// Checks of what the tokenizers library has read.
 
 /// Limit on the ids of a tokenizer's pieces. Tables have one entry for each id below the largest, also for ids without a piece.
 pub(super) const MAX_IDS: usize = 1 << 22;
-
-/// Runs the library. It panics on some files and texts, which is an error here.
-pub(super) fn library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("a panic of the tokenizers library; its message is in the log".into()),
-    }
-}
 
 /// Returns the number of ids: one more than the largest.
 pub(super) fn count_ids(tokenizer: &Tokenizer) -> usize {

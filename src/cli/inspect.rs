@@ -67,6 +67,7 @@ fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Res
     let entropy_models = entropy_models.iter().map(|source| inspect(source, progress)).collect::<Result<_>>()?;
     let specs = blueprint.tensors();
     source.check_tables(&specs)?;
+    load::ngrams(source, &config)?;
     let (weights, sha256) = load::weights(source, &*blueprint, progress)?;
     let (dtypes, bytes) = specs.iter().map(|spec| stored(&weights, spec)).unzip();
     let architecture =

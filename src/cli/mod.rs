@@ -33,13 +33,13 @@ use clap::CommandFactory;
 use std::{ffi::OsString, process::ExitCode, thread};
 use weir_kernels::{
     error::{Error, Result, printable},
-    memory,
+    memory::{self, MemoryLimit},
 };
 
 /// Runs the command that `arguments` name and returns its exit code. The first argument is the program's name. Errors are
 /// printed to stderr. On Linux it sets `RAYON_NUM_THREADS`, if this variable is not set and no other threads run.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    if let Err(error) = check_address_space() {
+    if let Err(error) = check_memory_limit() {
         output::to_stderr(format_args!("weir: {error}"));
         return ExitCode::FAILURE;
     }
@@ -106,22 +106,22 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Bytes of address space that any command takes: stack, heap and files.
+/// Bytes of memory that any command takes: stack, heap and files.
 const COMMAND_BYTES: usize = 32 << 20;
 
-/// Bytes of address space for the stacks of the threads of each core.
+/// Bytes of memory for the stacks of the threads of each core.
 const CORE_BYTES: usize = 4 << 20;
 
-/// Checks that the limit of address space (`ulimit -v`), if there is one, has room for a command, which would else end by a signal.
-fn check_address_space() -> Result<()> {
-    let Some((limit, used)) = memory::address_space() else { return Ok(()) };
+/// Checks that the limit of memory, if there is one, has room for a command, which would else end by a signal.
+fn check_memory_limit() -> Result<()> {
+    let Some(MemoryLimit { option, bytes, used }) = memory::memory_limit() else { return Ok(()) };
     // Before other threads start, because a heap of each would take 64 MiB of the limit.
     memory::return_large_blocks();
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let needed = COMMAND_BYTES.saturating_add(cores.saturating_mul(CORE_BYTES)).saturating_add(used);
-    if needed <= limit {
+    if needed <= bytes {
         return Ok(());
     }
-    let message = format!("ulimit -v: expected at least {needed} bytes of address space, found {limit}");
+    let message = format!("{option}: expected at least {needed} bytes of memory, found {bytes}");
     Err(Error::Setting(message))
 }

@@ -597,22 +597,24 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Checks and encodes stop strings. Fails if there are too many, or if one is empty or too long before or after normalising.
+    /// Checks and encodes stop strings, of which empty ones count as absent. Fails if there are too many, or if one is too long before
+    /// or after normalising.
     pub fn new(texts: Vec<String>, card: &Card) -> Result<Self> {
         check_stop_count(texts.len())?;
         // Checked first: a stop string of megabytes would be encoded only to be rejected.
-        for (field, text) in STOP_FIELDS.into_iter().zip(&texts) {
+        let named = || STOP_FIELDS.into_iter().zip(&texts).filter(|(_, text)| !text.is_empty());
+        for (field, text) in named() {
             if text.len() > STOP_BYTES {
                 return Err(Error::TooLong { field, length: text.len(), limit: STOP_BYTES, unit: "bytes", why: None });
             }
             check_stop_length(field, card.vocabulary.stop_length(text))?;
         }
         let mut stop = Self::default();
-        for (field, text) in STOP_FIELDS.into_iter().zip(texts) {
-            if let Some(encoded) = card.vocabulary.encode_stop(&text) {
+        for (field, text) in named() {
+            if let Some(encoded) = card.vocabulary.encode_stop(text) {
                 check_stop_length(field, encoded.len())?;
                 stop.encoded.push(encoded);
-                stop.texts.push(text);
+                stop.texts.push(text.clone());
             }
         }
         Ok(stop)
@@ -961,7 +963,7 @@ mod tests {
 
     #[test]
     fn strings_that_never_match_are_left_out() {
-        let kept = stop(&["\n\n", "C", "q", "e  n"]).unwrap();
+        let kept = stop(&["\n\n", "C", "q", "", "e  n"]).unwrap();
         assert_eq!((kept.texts, kept.encoded), (vec!["C".into(), "e  n".into()], vec![vec![4], vec![0, 3, 1]]));
     }
 
@@ -972,7 +974,6 @@ mod tests {
         let ones = "1".repeat(100);
         for (texts, start) in [
             (vec!["q"; 17], "stopping.stop: expected at most 16, found 17"),
-            (vec!["c", ""], "stopping.stop[1]: expected 1 to 256 symbols, found 0"),
             (vec!["c", &long], "stopping.stop[1]: expected 1 to 256 symbols, found 257"),
             (vec![&spaces], "stopping.stop[0]: expected 1 to 256 symbols, found 257"),
             (vec!["q", &ones], "stopping.stop[1]: expected 1 to 256 symbols, found 401"),

@@ -110,6 +110,7 @@ impl Summarize {
         let default_beam = if greedy.is_some() { 1 } else { defaults.beam };
         let beam = self.beam.unwrap_or_else(|| default_beam.max(hypotheses).min(beams));
         within("options.beam_size", beam, 1..=beams)?;
+        within("options.min_tokens", self.min_tokens.unwrap_or(0), 0..=token_limit)?;
         let max_tokens = match (self.max_tokens, self.min_tokens) {
             (Some(max), _) => max,
             (None, min) => defaults.max_tokens.min(token_limit).max(min.unwrap_or(0)),

@@ -67,21 +67,36 @@ impl Block {
 }
 
 fn out_of_memory(bytes: usize, reason: impl std::fmt::Display) -> Error {
-    let limit = address_space().map_or_else(String::new, |(limit, used)| {
-        format!("; ulimit -v allows {limit} bytes, of which {used} are in use")
+    let limit = memory_limit().map_or_else(String::new, |MemoryLimit { option, bytes, used }| {
+        format!("; {option} allows {bytes} bytes, of which {used} are in use")
     });
     Error::Internal(format!("cannot allocate {bytes} bytes of memory: {reason}{limit}"))
 }
 
-/// Returns the limit of this process's address space and the bytes in use; none without a limit, or where Linux does not report it.
-pub fn address_space() -> Option<(usize, usize)> {
+/// A limit of this process's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryLimit {
+    /// The command of the shell that sets it.
+    pub option: &'static str,
+    /// The limit.
+    pub bytes: usize,
+    /// Bytes in use of those that it counts.
+    pub used: usize,
+}
+
+/// Returns the limit that leaves the fewest bytes; none without one, or where Linux does not report it.
+pub fn memory_limit() -> Option<MemoryLimit> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
-    let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space")?.split_whitespace().next());
-    let limit = limit?.parse().ok()?;
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let used: usize =
-        status.lines().find_map(|line| line.strip_prefix("VmSize:")?.split_whitespace().next()?.parse().ok())?;
-    Some((limit, used.saturating_mul(1 << 10)))
+    let number = |text: &str, key: &str| -> Option<usize> {
+        text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse().ok())
+    };
+    let known = [("ulimit -v", "Max address space", "VmSize:"), ("ulimit -d", "Max data size", "VmData:")];
+    let limit = |(option, limit, used)| {
+        let used = number(&status, used)?.saturating_mul(1 << 10);
+        Some(MemoryLimit { option, bytes: number(&limits, limit)?, used })
+    };
+    known.into_iter().filter_map(limit).min_by_key(|limit| limit.bytes.saturating_sub(limit.used))
 }
 
 /// Exclusively owned bytes of a block, aligned to a cache line and initially zero.

@@ -21,7 +21,7 @@ use rand_chacha::{
 use std::{f64::consts::TAU, path::Path, sync::Arc};
 use weir_kernels::{
     error::{Error, Result},
-    memory::address_space,
+    memory::{MemoryLimit, memory_limit},
 };
 
 /// Loads the checkpoint in `dir` under its folder's name. The error names file, key, expected and actual value.
@@ -81,7 +81,7 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
         let expected = "a model whose pooling can be turned off: MrT5 with its gate";
         return Err(Error::checkpoint(source.config_file(), "architecture", expected, blueprint.shape()));
     }
-    check_address_space(source, &*blueprint, settings)?;
+    check_memory_limit(source, &*blueprint, settings)?;
     let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
     // Damaged n-grams are reported even if the model has no use for them.
     let ngrams = ngrams(source, &config)?.filter(|_| blueprint.speculates());
@@ -105,18 +105,18 @@ fn copied_bytes(blueprint: &dyn Blueprint, settings: &Settings) -> usize {
 /// Memory that a program takes next to the weights of a model, while it is loaded and for the first steps.
 const LOADING_BYTES: usize = 64 << 20;
 
-/// Checks that the limit of address space (`ulimit -v`), if there is one, has room for a model. The allocator would end the process.
-fn check_address_space(source: &CheckpointSource, blueprint: &dyn Blueprint, settings: &Settings) -> Result<()> {
-    let Some((limit, used)) = address_space() else { return Ok(()) };
+/// Checks that the limit of memory, if there is one, has room for a model. The allocator would end the process.
+fn check_memory_limit(source: &CheckpointSource, blueprint: &dyn Blueprint, settings: &Settings) -> Result<()> {
+    let Some(MemoryLimit { option, bytes, used }) = memory_limit() else { return Ok(()) };
     let weights = blueprint.tensors().iter().map(TensorSpec::loaded_numbers).fold(0, usize::saturating_add);
     let numbers = weights.saturating_mul(2).saturating_add(blueprint.computed_numbers());
     let copied = copied_bytes(blueprint, settings);
     let needed = numbers.saturating_mul(size_of::<f32>()).saturating_add(LOADING_BYTES).saturating_add(copied);
-    let left = limit.saturating_sub(used);
+    let left = bytes.saturating_sub(used);
     if needed <= left {
         return Ok(());
     }
-    let expected = format!("at most {left} bytes to load it: ulimit -v allows {limit}, of which {used} are in use");
+    let expected = format!("at most {left} bytes to load it: {option} allows {bytes}, of which {used} are in use");
     Err(Error::checkpoint(source.path(), "the model", expected, format!("{needed} bytes")))
 }
 
@@ -148,7 +148,7 @@ pub fn weights_in_place(source: &CheckpointSource) -> Result<Option<Weights>> {
 }
 
 /// Reads the n-grams of a checkpoint, if it has any. Fails if they belong to another vocabulary.
-fn ngrams(source: &CheckpointSource, config: &Config) -> Result<Option<Arc<NgramTable>>> {
+pub fn ngrams(source: &CheckpointSource, config: &Config) -> Result<Option<Arc<NgramTable>>> {
     // an embedded checkpoint has none
     let Some(folder) = source.folder() else { return Ok(None) };
     let vocabulary = config.vocabulary(&source.config_file())?;

@@ -403,7 +403,7 @@ impl CompletionRequest {
     pub(crate) fn top_k(&self) -> Result<Option<u32>> {
         let convert = |k| match k {
             -1 => Ok(0),
-            k => u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 or a larger number")),
+            k => u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 to 4294967295")),
         };
         self.top_k.map(convert).transpose()
     }
@@ -1504,6 +1504,11 @@ impl Visitor<'_> for SeedVisitor {
 
     fn visit_i64<E>(self, seed: i64) -> Result<Seed, E> {
         Ok(Seed(seed.cast_unsigned()))
+    }
+
+    /// Takes a number such as `1e19`, whose text has all digits.
+    fn visit_f64<E: de::Error>(self, seed: f64) -> Result<Seed, E> {
+        self.visit_str(&seed.to_string()).map_err(|_: E| E::invalid_value(Unexpected::Float(seed), &SeedVisitor))
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Seed, E> {

@@ -111,18 +111,18 @@ impl ModelsArgs {
                 );
                 continue;
             }
+            if let Some(given) = misnamed(argument).filter(|_| name.is_none()) {
+                let found = quoted(given);
+                checks.reject_with("--model", format!("expected {MODEL_NAME}, before `=`, found {found}"));
+                continue;
+            }
             match model::find(&folder) {
                 Ok(source) => {
                     source.folder().into_iter().for_each(|folder| checks.checkpoint("--model", folder));
                     let name = name.unwrap_or_else(|| source.name());
                     checkpoints.push(ServedCheckpoint { name, source, named: true });
                 }
-                Err(why) => {
-                    let given = argument.to_str().and_then(|text| Some(text.split_once('=')?.0));
-                    let given = given.filter(|given| name.is_none() && !given.contains('/'));
-                    let no_name = |given| format!("expected {MODEL_NAME}, before `=`, found {}", quoted(given));
-                    checks.reject_with("--model", given.map_or(why, no_name));
-                }
+                Err(why) => checks.reject_with("--model", why),
             }
         }
         for (index, checkpoint) in checkpoints.iter().enumerate().filter(|(_, checkpoint)| checkpoint.named) {
@@ -164,6 +164,13 @@ impl ModelsArgs {
         settings.memory_bytes = checks.bytes("--kv-memory", &self.kv_memory, 1 << 20..=usize::MAX);
         settings
     }
+}
+
+/// Returns what precedes the `=` of an argument that is no folder, unless it may be the beginning of a path.
+fn misnamed(argument: &Path) -> Option<&str> {
+    let (given, folder) = argument.to_str()?.split_once('=')?;
+    let is_path = given.contains('/') && given.starts_with(['/', '.']) && !Path::new(folder).exists();
+    (!is_path && !argument.exists()).then_some(given)
 }
 
 /// Splits `NAME=DIR`, where NAME may be one of the Hugging Face Hub, `ORG/NAME`. A folder alone, whose path may contain `=`, has no

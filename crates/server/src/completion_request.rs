@@ -1652,35 +1652,6 @@ mod tests {
     }
 
     #[test]
-    fn a_field_has_one_value_and_the_name_that_was_sent() {
-        let read = |body: &str| CompletionRequest::parse(body.as_bytes(), Path::Completions);
-        let error = Error::AboveOption { field: "stopping.min_chars", found: 5, limit: 2, other: "stopping.max_chars" };
-        for (body, max, bound) in [
-            (r#"{"max_tokens": 2}"#, 2, "min_tokens: expected 0 to 2 (the value of max_tokens), found 5"),
-            (r#"{"max_tokens": null, "max_completion_tokens": 3}"#, 3, "…(the value of max_completion_tokens), …"),
-            (r#"{"max_new_tokens": 4, "max_tokens": null}"#, 4, "…(the value of max_new_tokens), …"),
-            (r#"{"max_new_tokens": 4, "max_tokens": 4.0, "min_new_tokens": 5}"#, 4, "min_new_tokens: …max_tokens…"),
-        ] {
-            let request = read(body).unwrap();
-            assert_eq!(request.max_tokens, Some(max), "{body}");
-            let Error::AboveOption { field, found, limit, other } = error else { panic!() };
-            let named = request.names(Surface::Completions).name(Error::AboveOption { field, found, limit, other });
-            let parts: Vec<_> = bound.split('…').collect();
-            assert!(parts.iter().all(|part| named.to_string().contains(part)), "{named}");
-        }
-        for (body, message) in [
-            (r#"{"max_tokens": 1, "max_new_tokens": 2}"#, "max_tokens and max_new_tokens exclude each other: give one"),
-            (
-                r#"{"max_completion_tokens": 1, "max_new_tokens": 2}"#,
-                "max_new_tokens and max_completion_tokens exclude each other: give one",
-            ),
-            (r#"{"num_beams": 1, "beam_size": 2}"#, "beam_size and num_beams exclude each other: give one"),
-        ] {
-            assert_eq!(read(body).map(drop).unwrap_err().to_string(), message);
-        }
-    }
-
-    #[test]
     fn whole_numbers_may_have_a_fraction() {
         for (json, scanned) in [
             (r#"{"a": 10.0, "b": [1.00,-3.0]}"#, r#"{"a": 10  , "b": [1   ,-3  ]}"#),
@@ -1706,80 +1677,6 @@ mod tests {
         assert_eq!(prompts_and_seeds, [("a", Some(u64::MAX)), ("a", Some(0)), ("b", Some(u64::MAX)), ("b", Some(0))]);
         assert_eq!(all[0].sampling.as_ref().unwrap().top_k, Some(0));
         assert_eq!(all[0].stopping.as_ref().unwrap().stop, ["x", "y"]);
-    }
-
-    #[test]
-    fn a_list_beyond_its_limit_is_counted() {
-        let read = |body: &str| parse_json::<CompletionRequest>(body.as_bytes(), "the body");
-        let stops = |count| format!("{{\"stop\": {:?}}}", vec!["a"; count]);
-        let ids = |count| format!("{{\"prompt\": {:?}}}", vec![1; count]);
-        let nested = |count| format!("{{\"prompt\": {:?}}}", [vec![1; count]]);
-        let biases = |count| {
-            let entries: Vec<_> = (0..count).map(|id| format!("\"{id}\": 1")).collect();
-            format!("{{\"logit_bias\": {{{}}}}}", entries.join(","))
-        };
-        type List<'a> = (&'a dyn Fn(usize) -> String, usize, &'static str);
-        let lists: [List<'_>; 4] = [
-            (&stops, OptionLimits::STOPS, "strings"),
-            (&biases, OptionLimits::LOGIT_BIAS, "symbol ids"),
-            (&ids, MAX_IDS, "token ids in a prompt"),
-            (&nested, MAX_IDS, "token ids in a prompt"),
-        ];
-        for (list, limit, unit) in lists {
-            read(&list(limit)).unwrap();
-            for count in [limit + 1, limit + 2] {
-                let error = read(&list(count)).map(drop).unwrap_err().to_string();
-                assert!(error.contains(&format!("at most {limit} {unit}, found {count}")), "{error}");
-            }
-        }
-    }
-
-    #[test]
-    fn all_prompts_share_the_limit() {
-        let error = |n, prompts| check_choices(n, prompts).unwrap_err().to_string();
-        assert!(check_choices(64, 1).is_ok() && check_choices(1, 64).is_ok());
-        assert_eq!(error(65, 1), "n: expected 1 to 64, found 65");
-        assert_eq!(error(0, 1), "n: expected 1 to 64, found 0");
-        assert_eq!(error(22, 3), "n: expected 1 to 21 (64 choices for 3 prompts together), found 22");
-    }
-
-    fn parse(json: &str) -> Result<Vec<Prompt>, String> {
-        let prompts: Prompts<2> = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        prompts.list().map(<[Prompt]>::to_vec).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn prompts_are_texts_or_ids() {
-        let text = |text: &str| Prompt::Text(text.into());
-        assert_eq!(parse("\"a\"").unwrap(), [text("a")]);
-        assert_eq!(parse("[\"a\", \"\"]").unwrap(), [text("a"), text("")]);
-        assert_eq!(parse("[3, 1, 2]").unwrap(), [Prompt::Ids(vec![3, 1, 2])]);
-        assert_eq!(parse("[[3], [1, 2]]").unwrap(), [Prompt::Ids(vec![3]), Prompt::Ids(vec![1, 2])]);
-        assert_eq!(parse("[[3], \"a\"]").unwrap(), [Prompt::Ids(vec![3]), text("a")]);
-    }
-
-    #[test]
-    fn a_reported_seed_can_be_requested() {
-        let read = |text: &str| serde_json::from_str::<Seed>(text);
-        let cases = [("0", 0), ("17657090610222322651", 17_657_090_610_222_322_651), ("-1", u64::MAX)];
-        for (text, seed) in cases {
-            assert_eq!(read(text).unwrap(), Seed(seed));
-            assert_eq!(read(&format!("\"{text}\"")).unwrap(), Seed(seed));
-        }
-        for wrong in ["1.5", "\"x\"", "18446744073709551616", "true", "[]"] {
-            let error = read(wrong).unwrap_err().to_string();
-            assert!(error.contains("2^64 - 1"), "{wrong}: {error}");
-        }
-    }
-
-    #[test]
-    fn names_and_numbers_are_read() {
-        let read = |text: &str| serde_json::from_str::<Speculate>(text).map(|Speculate(text)| text);
-        assert_eq!(["\"auto\"", "\"off\"", "\"4\"", "4"].map(|text| read(text).unwrap()), ["auto", "off", "4", "4"]);
-        for wrong in ["true", "-1", "1.5", "[]"] {
-            let error = read(wrong).unwrap_err().to_string();
-            assert!(error.contains("\"auto\", \"off\""), "{wrong}: {error}");
-        }
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Calls of `Generate`: prompts, pieces, stop conditions, the end byte, speculation and the choice of a model.
 
 use super::*;
-use crate::wire::fake_model::SYMBOLS;
 use weir::engine::speculation::Speculation;
 use weir_proto::inference::InferTensorContents;
 
@@ -43,39 +42,6 @@ async fn requests_have_ids() {
 }
 
 #[tokio::test]
-async fn requested_details_are_sent() {
-    let server = Server::new().await;
-    let details = v1::Details {
-        echo: Some(true),
-        logprobs: Some(true),
-        top_logprobs: Some(3),
-        boundaries: Some(true),
-        ids: None,
-    };
-    let answer = server.answer(v1::GenerateRequest { details: Some(details), ..seeded("b ca", 5) }).await.unwrap();
-    let echoed: String = answer.pieces.iter().filter(|piece| piece.prompt).map(|piece| piece.text.as_str()).collect();
-    assert_eq!(echoed, "b ca");
-    let characters: Vec<_> = answer.pieces.iter().flat_map(|piece| &piece.characters).collect();
-    let text: String = characters.iter().map(|character| character.text.as_str()).collect();
-    assert_eq!(text, format!("b ca{}", answer.text()));
-    assert_eq!((characters[0].logprob, characters[0].top.len()), (None, 0));
-    for character in &characters {
-        assert_eq!(character.text, SYMBOLS[character.id as usize]);
-        // The last character has a boundary too: all generated text is fed.
-        let boundary = character.boundary.unwrap();
-        assert_eq!(boundary, character.text == " ");
-        assert_eq!(character.boundary_probability, Some(if boundary { 0.75 } else { 0.25 }));
-    }
-    for character in &characters[1..] {
-        assert!(character.logprob.unwrap() < 0.0);
-        assert_eq!(character.top.len(), 3);
-        assert!(character.top.is_sorted_by(|a, b| a.logprob >= b.logprob));
-    }
-    // The options do not change the text.
-    assert_eq!(answer.text(), server.answer(seeded("b ca", 5)).await.unwrap().text());
-}
-
-#[tokio::test]
 async fn pieces_follow_the_streaming_options() {
     let server = Server::new().await;
     let plain = server.answer(seeded("a", 3)).await.unwrap().text();
@@ -90,21 +56,6 @@ async fn pieces_follow_the_streaming_options() {
     assert!(!others.is_empty() && others.iter().all(|piece| piece.text.find(' ') == Some(piece.text.len() - 1)));
     assert!(answer.pieces.iter().all(|piece| piece.characters.is_empty()), "boundaries were not requested");
     assert_eq!(answer.text(), plain);
-}
-
-#[tokio::test]
-async fn sampled_boundaries_follow_the_seed() {
-    let server = Server::new().await;
-    let segment = |seed| {
-        let mode = Some("sampled".to_owned());
-        let text = "abc ".repeat(30);
-        let request = v1::SegmentRequest { text, boundary_mode: mode, seed, ..Default::default() };
-        let mut client = server.generation();
-        async move { client.segment(request).await.unwrap().into_inner() }
-    };
-    let first = segment(None).await;
-    assert_eq!(segment(Some(first.seed)).await.segments, first.segments);
-    assert_ne!(segment(Some(first.seed ^ 1)).await.segments, first.segments);
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ const MAX_BLOCK_SYMBOLS = 1500;
 const MANY_WAITING = 2000;
 
 /** Waits until the page can draw. A hidden page has no frames. */
-const nextFrame = () => new Promise((resolve) => (document.hidden ? setTimeout(resolve, 50) : requestAnimationFrame(resolve)));
+const nextFrame = () => (document.hidden ? nextTurn() : new Promise(requestAnimationFrame));
 
 /** One model's completion: its text, figures and plot. Messages wait in a queue, from which each frame appends a batch. */
 class CompletionView {

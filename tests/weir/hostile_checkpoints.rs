@@ -11,7 +11,7 @@ use crate::{
 use proptest::prelude::*;
 use weir::{
     models::{
-        checkpoint::{FileDtype, Writer, read_weights, weights::shapes_in},
+        checkpoint::{FileDtype, Writer, read_weights},
         convert::convert,
         load::{init, needs},
     },
@@ -228,20 +228,6 @@ fn half_precision_is_converted_to_f32() {
         assert_eq!(weights.take("head.bias").unwrap(), [1.0, -2.0]);
         assert!(weights.take("head.bias").is_err());
     }
-}
-
-#[test]
-fn a_configuration_too_long_or_too_deep_is_rejected() {
-    let dir = valid();
-    let file = dir.path().join("config.json");
-    fs::write(&file, vec![b' '; (16 << 20) + 1]).unwrap();
-    check_messages(&[(message(dir.path()), "the file: expected at most 16777216 bytes")]);
-    fs::write(&file, "{\"architecture\":".repeat(1000)).unwrap();
-    check_messages(&[(message(dir.path()), "config.json")]);
-    fs::write(&file, "[]").unwrap();
-    check_messages(&[(message(dir.path()), "config.json")]);
-    fs::write(&file, b"\xff\xfe").unwrap();
-    check_messages(&[(message(dir.path()), "config.json")]);
 }
 
 #[test]
@@ -585,46 +571,14 @@ fn files_next_to_an_index_are_checked() {
     check_messages(&[(message(dir.path()), "model.safetensors: expected a regular file, found a folder")]);
 }
 
+/// No writer ever opens this pipe: a reader that waited would hang.
 #[cfg(unix)]
 #[test]
-fn links_out_of_the_folder_are_rejected() {
-    let dir = valid();
-    let other_folder = valid();
-    let file = weights_file(&dir);
-    fs::rename(&file, dir.path().join("other.safetensors")).unwrap();
-    std::os::unix::fs::symlink("other.safetensors", &file).unwrap();
-    open(dir.path()).unwrap();
-    assert!(shapes_in(dir.path()).is_ok());
-    fs::remove_file(&file).unwrap();
-    std::os::unix::fs::symlink(weights_file(&other_folder), &file).unwrap();
-    let expected = "model.safetensors: the file: expected a file in this folder, found a link out of it";
-    check_messages(&[(message(dir.path()), expected), (shapes_in(dir.path()).unwrap_err().to_string(), expected)]);
-    for name in ["config.json", "card.json"] {
-        let dir = valid();
-        let file = dir.path().join(name);
-        fs::write(other_folder.path().join(name), fs::read(&file).unwrap_or_else(|_| b"{}".into())).unwrap();
-        fs::remove_file(&file).ok();
-        std::os::unix::fs::symlink(other_folder.path().join(name), &file).unwrap();
-        let expected = format!("{name}: the file: expected a file in this folder, found a link out of it");
-        check_messages(&[(message(dir.path()), &expected)]);
-    }
-}
-
-/// No writer ever opens these pipes: a reader that waited would hang.
-#[cfg(unix)]
-#[test]
-fn pipes_are_rejected() {
-    let pipe = |path: &Path| {
-        fs::remove_file(path).ok();
-        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
-    };
-    for name in ["config.json", "card.json", "model.safetensors"] {
-        let dir = valid();
-        pipe(&dir.path().join(name));
-        check_messages(&[(message(dir.path()), &format!("{name}: expected a regular file, found a pipe or a device"))]);
-    }
-    let dir = sharded(|_, dir| pipe(&dir.join("model-00001-of-00002.safetensors")));
+fn a_pipe_among_shards_is_rejected() {
+    let dir = sharded(|_, dir| {
+        let shard = dir.join("model-00001-of-00002.safetensors");
+        fs::remove_file(&shard).unwrap();
+        assert!(Command::new("mkfifo").arg(shard).status().unwrap().success());
+    });
     check_messages(&[(message(dir.path()), "00001-of-00002.safetensors: expected a regular file, found a pipe")]);
-    pipe(&dir.path().join("model.safetensors.index.json"));
-    check_messages(&[(message(dir.path()), "model.safetensors.index.json: expected a regular file, found a pipe")]);
 }

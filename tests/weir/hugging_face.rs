@@ -73,48 +73,6 @@ fn unused_tensors_are_not_read() {
 
 const TEXT: &str = "Zürich's café, 1.5 million – naïve";
 
-#[test]
-fn scores_and_generations_count_bytes_characters_and_tokens() {
-    let folder = folder("qwen2");
-    let folder = folder.to_str().unwrap();
-    let chars = TEXT.chars().count();
-    let score = weir_json(&["score", "--json", "--model", folder, "--text", TEXT]);
-    let logprobs: Vec<f64> = serde_json::from_value(score["logprobs"].clone()).unwrap();
-    let bits = -logprobs.iter().sum::<f64>() / std::f64::consts::LN_2;
-    // The first token is Z, which is not scored.
-    for (key, count) in
-        [("bits_per_byte", TEXT.len() - 1), ("bits_per_char", chars - 1), ("bits_per_token", logprobs.len())]
-    {
-        let value = score[key].as_f64().unwrap();
-        assert!((value - bits / count as f64).abs() < 1e-9, "{key}: {value}");
-    }
-    let tokens = score["symbols"].as_u64().unwrap();
-    assert_eq!(score["text_chars"], chars);
-    assert!(tokens > 1 && tokens as usize != chars);
-    let windowed = weir_json(&["score", "--json", "--model", folder, "--text", TEXT, "--windowed", "16,8"]);
-    assert!(windowed["bits_per_byte"].as_f64().unwrap() < windowed["bits_per_char"].as_f64().unwrap());
-    assert_eq!((&windowed["symbols"], &windowed["text_chars"]), (&score["symbols"], &score["text_chars"]));
-    let generate = |source: &[&str]| {
-        let options = ["generate", "--json", "--model", folder, "--max-chars", "12", "--ignore-eos"];
-        weir_json(&[&options[..], source].concat())
-    };
-    let generated = generate(&["--prompt", TEXT]);
-    let usage = &generated["usage"];
-    assert_eq!((usage["prompt_chars"].as_u64(), &usage["generated_chars"]), (Some(tokens), &json!(12)));
-    assert_eq!(usage["prompt_text_chars"], chars);
-    assert_eq!(usage["generated_text_chars"], generated["text"].as_str().unwrap().chars().count());
-    // Ids have the characters of their text.
-    let ids = generated["ids"].as_array().unwrap().iter().map(Value::to_string).collect::<Vec<_>>().join(",");
-    let usage = &generate(&["--ids", &ids])["usage"];
-    assert_eq!(usage["prompt_chars"], 12);
-    assert_eq!(usage["prompt_text_chars"], generated["usage"]["generated_text_chars"]);
-    // In a model of the characters a to z, a symbol is a character and a byte.
-    let characters = converted("whitespaces");
-    let score = weir_json(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
-    assert!((score["bits_per_byte"].as_f64().unwrap() - score["bits_per_char"].as_f64().unwrap()).abs() < 1e-9);
-    assert_eq!((&score["symbols"], &score["text_chars"]), (&json!(8), &json!(8)));
-}
-
 /// Windows and pieces of each length, in this process and on a server.
 #[test]
 fn scores_by_length_are_per_character_of_the_text() {

@@ -83,38 +83,6 @@ fn weir(args: &[&str]) -> Result<Value, String> {
     process::weir(args).map(|printed| serde_json::from_str(&printed).unwrap_or_default())
 }
 
-fn list(ids: &[u32]) -> String {
-    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
-}
-
-#[test]
-fn the_command_line_gives_the_same_ids() {
-    let out = TempDir::new().unwrap();
-    let case = Case::load("pyramidion");
-    let folder = checkpoint("pyramidion", "pyramidion");
-    let ids = list(&case.source(1));
-    let base = ["summarize", "--json", "--model", folder.to_str().unwrap(), "--ids", &ids];
-    let options = ["--beam", "2", "--min-len", "4", "--max-len", "14", "--length-penalty", "1", "--hypotheses", "2"];
-    let summary = weir(&[&base[..], &options].concat()).unwrap();
-    for rank in 0..2 {
-        assert_eq!(summary["hypotheses"][rank]["ids"], json!(hypothesis(&case, "beam2", 1, rank).0));
-    }
-    assert_eq!(summary["ids"], summary["hypotheses"][0]["ids"]);
-    let score = summary["score"].as_f64().unwrap() as f32;
-    assert!((score - hypothesis(&case, "beam2", 1, 0).1).abs() < SCORES);
-    assert_eq!(
-        (summary["poolings"].as_array().unwrap().len(), summary["poolings"][1]["kept"].as_array().unwrap().len()),
-        (2, 16)
-    );
-    assert!(summary["poolings"][0]["kept"][0]["score"].is_number());
-    assert_eq!(summary["timing"]["layers"].as_array().unwrap().len(), 3);
-    // Without a tokenizer there is no text to read.
-    let text = out.path().join("text");
-    fs::write(&text, "a text").unwrap();
-    let refused = weir(&["summarize", "--model", base[3], "--file", text.to_str().unwrap()]).unwrap_err();
-    assert!(refused.contains("--file"), "{refused}");
-}
-
 /// Writes a small random model with a tokenizer, and returns its folder.
 pub(crate) fn write_random_model(out: &Path) -> String {
     let shape = out.join("shape.json");

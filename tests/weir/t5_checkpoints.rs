@@ -231,32 +231,6 @@ fn message(dir: &Path) -> String {
     load(dir, &settings()).err().expect("the folder is invalid").to_string().replace(&format!("{}/", dir.display()), "")
 }
 
-#[test]
-fn sentinels_beyond_the_ids_are_refused() {
-    let dir = changed("t5_v11", |_| {});
-    for count in [657_u64, 10_000_000_000_000, u64::MAX] {
-        fs::write(dir.path().join("tokenizer_config.json"), json!({ "extra_ids": count }).to_string()).unwrap();
-        let expected = "tokenizer_config.json: extra_ids: expected 0 to 656, the number of the model's ids, found ";
-        assert_eq!(message(dir.path()), format!("{expected}{count}"));
-    }
-}
-
-/// transformers ignores this setting of mT5's tokenizer.
-#[test]
-fn a_sentencepiece_model_may_fall_back_on_bytes() {
-    let dir = changed("t5_v11", |_| {});
-    let file = dir.path().join("spiece.model");
-    let mut bytes = fs::read(&file).unwrap();
-    let byte_fallback = [0x12, 3, 0x98, 2, 1]; // trainer_spec { byte_fallback: true }
-    bytes.extend(byte_fallback);
-    fs::write(&file, bytes).unwrap();
-    let [plain, changed] =
-        [golden_data("t5/t5_v11"), dir.path().to_owned()].map(|dir| load(&dir, &settings()).unwrap());
-    let text = "A café, 3 words \u{1f600}.";
-    let [plain, changed] = [plain, changed].map(|model| model.card().vocabulary.encode("text", text, 100).unwrap());
-    assert_eq!(plain, changed);
-}
-
 #[cfg(unix)]
 #[test]
 fn links_out_of_the_folder_are_refused() {

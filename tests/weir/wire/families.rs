@@ -540,19 +540,3 @@ async fn scores_and_cards_contain_special_symbols() {
         assert_eq!((&*reason(&status), &*field(&status)), ("BAD_OPTION", "boundary_mode"));
     }
 }
-
-/// A model with a start mark continues an empty text, also if a request over HTTP has no prompt at all.
-#[tokio::test]
-async fn requests_without_a_prompt_are_answered() {
-    let server = Served::lslm(LSLM_CASES[0]).await;
-    let mut texts = Vec::new();
-    for prompt in [json!({}), json!({ "prompt": null }), json!({ "prompt": [] }), json!({ "prompt": "" })] {
-        let mut body = prompt.clone();
-        body["max_tokens"] = 5.into();
-        body["seed"] = 1.into();
-        let answer = server.post(&body).await;
-        assert_eq!(answer.0, 200, "{prompt}: {}", answer.body());
-        texts.push(answer.json()["choices"][0]["text"].clone());
-    }
-    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
-}

@@ -378,7 +378,14 @@ impl CaseServers {
             text8: Server::of(&[("fake", Kind::Text8)], editing::cached(), TransportConfig::default()).await,
             ended: started(loaded(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english"))).await,
             endings: started(
-                [hourglass::folder("ended-ngrams"), scaled, &golden_data("hugging-face/gemma2")].map(loaded).concat(),
+                [
+                    hourglass::folder("ended-ngrams"),
+                    scaled,
+                    &golden_data("hugging-face/gemma2"),
+                    &checkpoint("lslm", LSLM_CASES[0]),
+                ]
+                .map(loaded)
+                .concat(),
             )
             .await,
             mixed: started(vec![Fake::new("writer", Kind::Pooled) as Arc<dyn Model>, DocumentModel::new()]).await,

@@ -227,27 +227,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsupported_settings_are_named_in_the_error() {
-        let trainers = [
-            ("treat_whitespace_as_suffix", Trainer { treat_whitespace_as_suffix: Some(true), ..Trainer::default() }),
-            ("split_by_whitespace", Trainer { split_by_whitespace: Some(false), ..Trainer::default() }),
-        ];
-        let normalizers = [
-            ("add_dummy_prefix", Normalizer { add_dummy_prefix: Some(false), ..Normalizer::default() }),
-            ("remove_extra_whitespaces", Normalizer { remove_extra_whitespaces: Some(false), ..Normalizer::default() }),
-        ];
-        let pieces = vec![Piece { piece: Some("a".into()), ..Piece::default() }];
-        let model = |trainer, normalizer| ModelProto { pieces: pieces.clone(), trainer, normalizer }.encode_to_vec();
-        let all = trainers.into_iter().map(|(key, trainer)| (key, model(Some(trainer), None)));
-        let all = all.chain(normalizers.into_iter().map(|(key, normalizer)| (key, model(None, Some(normalizer)))));
-        for (key, bytes) in all {
-            let Err(error) = read(&bytes, Path::new("spm.model")) else { panic!("{key} was accepted") };
-            assert!(error.to_string().contains(key), "{error}");
-        }
-        assert!(read(&model(None, None), Path::new("spm.model")).is_ok());
-    }
-
-    #[test]
     fn pieces_are_limited() {
         let model = |count| ModelProto { pieces: vec![Piece::default(); count], trainer: None, normalizer: None };
         let Err(error) = read(&model(MAX_SYMBOLS + 1).encode_to_vec(), Path::new("spm.model")) else {

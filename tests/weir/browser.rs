@@ -395,6 +395,14 @@ fn the_playground_keeps_settings_in_links_and_texts_in_a_history() {
         json!(["The President of the United States ", "whitespaces", "9", "0.5", "1", "zq\\n\n&x"])
     );
     assert_eq!(browser.evaluate("stopStrings()"), json!(["zq\n", "&x"]));
+    // Spaces count in the form of a text, also in one that begins with an expression's braces.
+    let schema = " {\"type\": \"null\"}";
+    for (form, expected) in
+        [(" {2}a ", json!({ "regex": " {2}a " })), (schema, json!({ "json": schema })), ("", Value::Null)]
+    {
+        browser.set("text-form", &json!(form).to_string());
+        assert_eq!(browser.evaluate("textForm()"), expected);
+    }
     browser.click("#history summary");
     browser.click("#runs button");
     browser.until("document.querySelectorAll('#panels .text').length == 2");

@@ -1,7 +1,7 @@
 //! Conversion of official checkpoints: the fixtures, and malicious files.
 
 use crate::{
-    support::{configured, copied},
+    support::configured,
     verify::{Tensors, changed_source},
     *,
 };
@@ -97,51 +97,6 @@ fn training_checkpoints_convert_like_the_fixture() {
     assert_eq!(convert_to(&golden_data("dynamic-pooling-pt/plain"), "plain"), fixture);
     assert_eq!(convert_to(&golden_data("dynamic-pooling-pt/ddp"), "ddp"), fixture);
     assert_eq!(convert_to(&golden_data("dynamic-pooling-pt/ddp/checkpoint_last.pt"), "file"), fixture);
-}
-
-#[test]
-fn a_folder_with_files_is_not_overwritten() {
-    let dest = TempDir::new().unwrap();
-    let source = golden_data("dynamic-pooling/vanilla");
-    let forced = || convert::convert(Source::DynamicPooling, &source, dest.path(), true);
-    let names = || {
-        let mut names: Vec<_> = fs::read_dir(dest.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        names.sort();
-        names
-    };
-    fs::write(dest.path().join("README.md"), "mine").unwrap();
-    assert!(convert(&source, dest.path()).unwrap_err().to_string().contains("not empty"));
-    assert!(forced().unwrap_err().to_string().contains("README.md"), "no checkpoint's card without a checkpoint");
-    fs::remove_file(dest.path().join("README.md")).unwrap();
-    convert(&source, dest.path()).unwrap();
-    fs::write(dest.path().join("README.md"), "the card of the old weights").unwrap();
-    assert!(convert(&source, dest.path()).unwrap_err().to_string().contains("--force"));
-    forced().unwrap();
-    read(dest.path());
-    assert_eq!(names(), ["card.json", "config.json", "model.safetensors"]);
-    fs::write(dest.path().join("curve.svg"), "").unwrap();
-    assert!(forced().unwrap_err().to_string().contains("curve.svg"));
-    assert_eq!(names(), ["card.json", "config.json", "curve.svg", "model.safetensors"]);
-}
-
-#[test]
-fn the_source_is_refused_as_destination() {
-    let folder = TempDir::new().unwrap();
-    let copy = copied(&golden_data("dynamic-pooling/vanilla"));
-    let source = copy.path().to_owned();
-    let before = fs::read(source.join("model.safetensors")).unwrap();
-    let mut paths = vec![source.clone(), source.join("..").join(source.file_name().unwrap())];
-    #[cfg(unix)]
-    {
-        let link = folder.path().join("link");
-        std::os::unix::fs::symlink(&source, &link).unwrap();
-        paths.push(link);
-    }
-    for dest in paths {
-        let error = convert::convert(Source::DynamicPooling, &source, &dest, true).unwrap_err().to_string();
-        assert!(error.contains("the source itself"), "{error}");
-    }
-    assert_eq!(fs::read(source.join("model.safetensors")).unwrap(), before);
 }
 
 #[test]

@@ -672,17 +672,18 @@ fn from_sentencepiece(file: &Path, settings: &Json, size: usize) -> Result<Vec<u
         };
         marks.insert(id, token_json(&AddedToken { begins_word, ..token }));
     }
-    let metaspace = metaspace("first");
     let decoder = match model.byte_fallback {
-        true => json!({ "type": "Sequence", "decoders": [{ "type": "ByteFallback" }, metaspace] }),
-        false => metaspace.clone(),
+        true => json!({ "type": "Sequence", "decoders": [{ "type": "ByteFallback" }, metaspace("first")] }),
+        false => metaspace("first"),
     };
+    let is_plain = legacy == Some(false) && settings["add_prefix_space"] == json!(false);
+    let pre_tokenizer = metaspace(if is_plain { "never" } else { "first" });
     let mut normalizer = normalizer(&model);
     if let Some(steps) = normalizer["normalizers"].as_array_mut().filter(|_| legacy == Some(false)) {
         let mark = json!({ "String": sentencepiece::SPACE });
         steps.insert(0, json!({ "type": "Replace", "pattern": mark, "content": " " }));
     }
-    let steps = [normalizer, metaspace, decoder];
+    let steps = [normalizer, pre_tokenizer, decoder];
     let marks = marks.into_values().collect();
     let model = match model.algorithm {
         Algorithm::Unigram => unigram(vocab, unknown, model.byte_fallback),

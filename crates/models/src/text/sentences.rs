@@ -27,6 +27,8 @@ pub(super) struct Sentences {
     kept: AddedTokens,
     /// User-defined pieces that reach over the end of a word.
     joining: AddedTokens,
+    /// True if a word begins with a space where the text has none.
+    adds_prefix: bool,
 }
 
 /// A normalised text.
@@ -39,12 +41,13 @@ struct Normal {
 
 impl Sentences {
     /// Creates the splitter of a tokenizer with these user-defined pieces. With `spaced`, each `▁` of a text is a space.
-    pub(super) fn new(user_defined: &[AddedToken], spaced: bool) -> Result<Self, VocabularyError> {
+    pub(super) fn new(user_defined: &[AddedToken], spaced: bool, adds_prefix: bool) -> Result<Self, VocabularyError> {
         let kept = user_defined.iter().filter(|piece| !spaced || !piece.text.contains(SPACE_MARK));
         let joining = user_defined.iter().filter(|piece| piece.text.chars().skip(1).any(|c| c == SPACE_MARK));
         Ok(Self {
             kept: AddedTokens::new(kept.cloned().collect())?,
             joining: AddedTokens::new(joining.cloned().collect())?,
+            adds_prefix,
         })
     }
 
@@ -73,7 +76,7 @@ impl Sentences {
     /// Normalises a text: of several spaces one is left, and none at the end. Where a word begins, the text has one before it.
     fn normalise(&self, normalizer: Option<&NormalizerWrapper>, text: &str, place: Place) -> Result<Normal, String> {
         let mut normal = Normal::default();
-        let begins_word = place == Place::Word;
+        let begins_word = place == Place::Word && self.adds_prefix;
         let mut after_space = begins_word || !text.starts_with([' ', SPACE_MARK]);
         let mut from = 0;
         self.kept.split(text, &mut |part| {

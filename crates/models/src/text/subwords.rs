@@ -146,7 +146,10 @@ impl SubwordTokenizer {
         let is_sentencepiece =
             !(python.is_empty() && user_defined.is_empty()) && value["pre_tokenizer"]["type"] == "Metaspace";
         let sentences = match is_sentencepiece {
-            true => Some(Sentences::new(&user_defined, take_spaces(&mut value))?),
+            true => {
+                let adds_prefix = value["pre_tokenizer"]["prepend_scheme"] != "never";
+                Some(Sentences::new(&user_defined, take_spaces(&mut value), adds_prefix)?)
+            }
             false => None,
         };
         hide(&mut value, &python);

@@ -1,6 +1,5 @@
 //! Storage types of numbers. Sums are always f32, or exact integers for int8 products.
 
-use crate::LANES;
 use crate::isa::{Simd, from_bf16};
 use crate::memory::Pod;
 
@@ -149,25 +148,6 @@ impl LoadAsF32 for u16 {
 /// Largest quantized magnitude. The range is symmetric (no −128), so that sums of two products fit 16 bits.
 pub(crate) const MAX_INT8: f32 = 127.0;
 
-/// Returns the scale that maps the largest magnitude of `x` to [`MAX_INT8`]: 0 for zeros, NaN if one is not finite.
-#[inline(always)]
-pub(crate) fn scale_of(x: &[f32]) -> f32 {
-    // the bits of magnitudes are ordered like the magnitudes, infinity and NaN last; sixteen lanes, so that the compiler uses vectors
-    let magnitude = |x: f32| (x.to_bits() & !SIGN).cast_signed();
-    let mut maxima = [0i32; LANES];
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (max, &x) in maxima.iter_mut().zip(chunk) {
-            *max = magnitude(x).max(*max);
-        }
-    }
-    let max = maxima.into_iter().chain(rest.iter().map(|&x| magnitude(x))).max().unwrap_or(0);
-    let max = f32::from_bits(max.cast_unsigned());
-    if max.is_finite() { max / MAX_INT8 } else { f32::NAN }
-}
-
-const SIGN: u32 = 1 << 31;
-
 /// 1.5 · 2^23: adding it leaves the nearest integer in the low bits.
 pub(crate) const ROUND: f32 = 12_582_912.0;
 
@@ -187,6 +167,8 @@ pub(crate) fn inverse_of(scale: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::Portable;
+    use crate::rowwise::scale_of;
 
     #[test]
     fn bf16_rounds_to_the_nearest() {
@@ -200,12 +182,12 @@ mod tests {
     #[test]
     fn quantization_errors_are_at_most_half_a_scale() {
         let numbers: Vec<f32> = (0..100).map(|i| (i as f32 * 1.7).sin() * 3.0).collect();
-        let scale = scale_of(&numbers);
+        let scale = scale_of(Portable, &numbers);
         for &x in &numbers {
             let byte = to_byte(x, inverse_of(scale));
             assert!((f32::from(byte) * scale - x).abs() <= scale * 0.5001);
         }
-        assert!(scale_of(&[1.0, f32::NAN, 2.0]).is_nan() && scale_of(&[f32::INFINITY]).is_nan());
-        assert_eq!((scale_of(&[0.0]), to_byte(0.0, inverse_of(0.0)), inverse_of(1e-45)), (0.0, 0, 0.0));
+        assert!(scale_of(Portable, &[1.0, f32::NAN, 2.0]).is_nan() && scale_of(Portable, &[f32::INFINITY]).is_nan());
+        assert_eq!((scale_of(Portable, &[0.0]), to_byte(0.0, inverse_of(0.0)), inverse_of(1e-45)), (0.0, 0, 0.0));
     }
 }

@@ -1,7 +1,7 @@
 //! Row-wise functions: norms, activations, quantization. Sums of a row run in sixteen lanes, which are added pairwise in a fixed
 //! order, so results do not depend on the batch.
 
-use crate::dtype::{ROUND, inverse_of, scale_of, to_byte};
+use crate::dtype::{MAX_INT8, ROUND, inverse_of, to_byte};
 use crate::isa::{Simd, multiversion};
 use crate::pool::ChunkBody;
 use crate::{Compute, LANES, ThreadPool};
@@ -223,8 +223,8 @@ multiversion! {
 }
 
 #[inline(always)]
-fn quantize_body<S: Simd>(_: S, x: &[f32], cells: &mut [[i8; 4]]) -> f32 {
-    let scale = scale_of(x);
+fn quantize_body<S: Simd>(simd: S, x: &[f32], cells: &mut [[i8; 4]]) -> f32 {
+    let scale = scale_of(simd, x);
     let inverse = inverse_of(scale);
     let cells = cells.as_flattened_mut();
     for (byte, &x) in cells.iter_mut().zip(x) {
@@ -232,6 +232,28 @@ fn quantize_body<S: Simd>(_: S, x: &[f32], cells: &mut [[i8; 4]]) -> f32 {
     }
     cells[x.len()..].fill(0);
     scale
+}
+
+/// Returns the scale that maps the largest magnitude of `x` to [`MAX_INT8`]: 0 for zeros, NaN if one is not finite. Vectors are explicit,
+/// because of a loop over chunks the compiler made one that gathers its numbers.
+#[inline(always)]
+pub(crate) fn scale_of<S: Simd>(simd: S, x: &[f32]) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut last = [0.0; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    let mut maxima = simd.splat(0.0);
+    let mut nans = simd.splat(0.0);
+    for index in 0..=chunks.len() {
+        let numbers = simd.load(chunks.get(index).unwrap_or(&last));
+        let magnitudes = simd.max(numbers, simd.mul(numbers, simd.splat(-1.0)));
+        maxima = simd.max(magnitudes, maxima);
+        // NaN and infinity become NaN, other numbers zero
+        nans = simd.add(nans, simd.mul(numbers, simd.splat(0.0)));
+    }
+    let [mut max_lanes, mut nan_lanes] = [[0.0; LANES]; 2];
+    simd.store(maxima, &mut max_lanes);
+    simd.store(nans, &mut nan_lanes);
+    max_lanes.into_iter().fold(0.0, f32::max) / MAX_INT8 + add_up(nan_lanes)
 }
 
 #[cfg(test)]

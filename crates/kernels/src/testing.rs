@@ -1,8 +1,9 @@
 //! Helpers of the kernels' tests.
 
-use crate::dtype::{inverse_of, scale_of, to_bf16, to_byte};
-use crate::isa::from_bf16;
+use crate::dtype::{inverse_of, to_bf16, to_byte};
+use crate::isa::{Portable, from_bf16};
 use crate::linear::{Epilogue, Linear, QuantizedRows, WeightArena};
+use crate::rowwise::scale_of;
 use crate::{CacheDtype, Compute, Dtype, Isa, ThreadPool};
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ pub(crate) fn computes(threads: usize) -> Vec<Compute> {
 /// Returns rows of numbers after a round trip through the storage type.
 pub(crate) fn stored(dtype: CacheDtype, rows: &[f32], width: usize) -> Vec<f32> {
     let row = |row: &[f32]| -> Vec<f32> {
-        let scale = scale_of(row);
+        let scale = scale_of(Portable, row);
         let number = |&x: &f32| match dtype {
             CacheDtype::F32 => x,
             CacheDtype::Bf16 => from_bf16(to_bf16(x)),

@@ -1,7 +1,9 @@
 //! How keys and values lie in a page, and how a position is written.
 
-use crate::dtype::{inverse_of, scale_of, to_bf16, to_byte};
+use crate::dtype::{inverse_of, to_bf16, to_byte};
+use crate::isa::{Simd, multiversion};
 use crate::memory::cast_mut;
+use crate::rowwise::scale_of;
 use crate::{CacheDtype, LANES};
 
 // Layout of a page of keys and values, and how these are written.
@@ -82,8 +84,23 @@ pub(crate) fn scales_bytes(dtype: CacheDtype) -> usize {
     if dtype == CacheDtype::Int8 { POSITIONS * size_of::<f32>() } else { 0 }
 }
 
-/// Writes the keys and values of a layer, (heads, head_dim) each, at position `slot` of a page.
-pub fn write(layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, keys: &[f32], values: &[f32]) {
+multiversion! {
+    /// Writes the keys and values of a layer, (heads, head_dim) each, at position `slot` of a page.
+    pub fn write(
+        layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, keys: &[f32], values: &[f32],
+    ) = write_body
+}
+
+#[inline(always)]
+fn write_body<S: Simd>(
+    simd: S,
+    layout: &PageLayout,
+    page: &mut [u8],
+    layer: usize,
+    slot: usize,
+    keys: &[f32],
+    values: &[f32],
+) {
     let dim = layout.head_dim;
     for (head, (key, value)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
         let bytes = &mut page[layout.head_offset(layer, head)..][..layout.head_bytes()];
@@ -101,7 +118,7 @@ pub fn write(layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, ke
                 write_value(&mut cast_mut(page_values)[slot * dim..], value, to_bf16);
             }
             CacheDtype::Int8 => {
-                let [key_scale, value_scale] = [scale_of(key), scale_of(value)];
+                let [key_scale, value_scale] = [scale_of(simd, key), scale_of(simd, value)];
                 let [key_inverse, value_inverse] = [inverse_of(key_scale), inverse_of(value_scale)];
                 write_key_bytes(cast_mut(page_keys), slot, key, key_inverse);
                 write_value_bytes(&mut cast_mut(page_values)[slot / QUAD * QUAD * dim..], slot, value, value_inverse);

@@ -291,7 +291,7 @@ mod tests {
             let bytes = page.bytes_mut().unwrap();
             bytes.fill(0xff); // NaN for floats
             for (slot, (key, value)) in keys.chunks_exact(h).zip(values.chunks_exact(h)).enumerate() {
-                write(layout, bytes, 0, slot, key, value);
+                write(Isa::detect(), layout, bytes, 0, slot, key, value);
             }
             page
         };
@@ -490,6 +490,7 @@ mod tests {
             let mut bad = Forks::new(dtype, 64, &forks);
             let infinite = vec![f32::INFINITY; 64];
             write(
+                Isa::detect(),
                 &bad.layout,
                 bad.pages[0][67 / POSITIONS].bytes_mut().unwrap(),
                 0,

@@ -2,12 +2,13 @@
 //! of distances, the runs of pages that rows share, and each thread's memory.
 
 use crate::attention::layout::{POSITIONS, PageLayout, columns_bytes, scales_bytes, write_key, write_key_bytes};
-use crate::dtype::{inverse_of, scale_of, to_bf16};
+use crate::dtype::{inverse_of, to_bf16};
 use crate::error::Result;
-use crate::isa::Simd;
+use crate::isa::{Portable, Simd};
 use crate::linear::QuantizedRows;
 use crate::memory::{Aligned, Arena, Region, cast_mut};
 use crate::pages::Page;
+use crate::rowwise::scale_of;
 use crate::{CacheDtype, Compute};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -255,7 +256,7 @@ impl DistanceTable {
                     CacheDtype::F32 => write_key::<_, _, 1>(cast_mut(columns), slot, row, |x| x),
                     CacheDtype::Bf16 => write_key::<_, _, 1>(cast_mut(columns), slot, row, to_bf16),
                     CacheDtype::Int8 => {
-                        let scale = scale_of(row);
+                        let scale = scale_of(Portable, row);
                         write_key_bytes(cast_mut(columns), slot, row, inverse_of(scale));
                         cast_mut(scales)[slot] = scale;
                     }

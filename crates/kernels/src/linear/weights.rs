@@ -1,11 +1,12 @@
 //! Packed weight matrices, their storage formats with the arithmetic of each, and rows of activations in int8.
 
-use crate::dtype::{LoadAsF32, inverse_of, scale_of, to_bf16, to_byte};
+use crate::dtype::{LoadAsF32, inverse_of, to_bf16, to_byte};
 use crate::error::{Error, Result};
-use crate::isa::{Simd, from_bf16, pack_bytes};
+use crate::isa::{Portable, Simd, from_bf16, pack_bytes};
 use crate::memory::{Arena, Region};
 use crate::pool::DisjointSlice;
-use crate::{Compute, Dtype, LANES, rowwise};
+use crate::rowwise::{self, scale_of};
+use crate::{Compute, Dtype, LANES};
 use std::marker::PhantomData;
 
 /// A storage format of weights on one instruction set.
@@ -415,7 +416,7 @@ impl<I> Scaling<I> {
 /// Returns the weights, (outputs, inputs), with which products compute after [`Linear::pack`] has stored these as `dtype`.
 pub fn stored_weights(dtype: Dtype, weight: &[f32], inputs: usize) -> Vec<f32> {
     let row = |row: &[f32]| -> Vec<f32> {
-        let scale = scale_of(row);
+        let scale = scale_of(Portable, row);
         match dtype {
             Dtype::F32 => row.to_vec(),
             Dtype::Bf16 => row.iter().map(|&weight| from_bf16(to_bf16(weight))).collect(),
@@ -502,7 +503,7 @@ impl Linear {
         grouped_bias.as_flattened_mut()[..bias.len()].copy_from_slice(bias);
         let mut scales = vec![[0.0; LANES]; if dtype.is_integer() { groups } else { 0 }];
         for (scale, row) in scales.as_flattened_mut().iter_mut().zip(weight.chunks_exact(inputs)) {
-            *scale = if dtype == Dtype::Int4 { group_scale(row) } else { scale_of(row) };
+            *scale = if dtype == Dtype::Int4 { group_scale(row) } else { scale_of(Portable, row) };
         }
         let sums = vec![[0; LANES]; if dtype == Dtype::Int8 { groups } else { 0 }];
         let packed = arena.arena.allocate(bytes)?;

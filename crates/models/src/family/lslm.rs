@@ -682,7 +682,7 @@ impl Lslm {
         let positions = &work.batch.positions;
         self.decoder.project_memory(&self.compute, &work.batch.x, &mut work.stack, |layer, index, keys, values| {
             let position = positions[index];
-            state(rows, position.sequence)?.memory.write(layer, position.index, keys, values)
+            state(rows, position.sequence)?.memory.write(self.compute.isa, layer, position.index, keys, values)
         })?;
         for position in positions {
             let state = state(rows, position.sequence)?;

@@ -1033,11 +1033,12 @@ impl Pyramidion {
         let first = e.cursor.page * e.vectors.per_page();
         let projections = self.decoder.stack.memory_projections();
         let memory = self.reserve_memory(&mut e.memory, vectors)?;
+        let isa = self.decoder.compute.isa;
         let write = |layer: usize, index: usize, keys: &[f32], values: &[f32]| {
             // The last distinct vector may be the padding's, which stands at all positions that are left.
             let position = first + index;
             let end = if position + 1 == distinct { vectors } else { position + 1 };
-            (position..end).try_for_each(|position| memory.write(layer, position, keys, values))
+            (position..end).try_for_each(|position| memory.write(isa, layer, position, keys, values))
         };
         let Work { x, projected, encoder, .. } = work;
         project_memory(&self.decoder.compute, projections, x, projected, &mut encoder.quantized, write)

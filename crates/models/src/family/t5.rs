@@ -752,7 +752,7 @@ impl T5 {
         }
         let memory = e.memory.as_mut().ok_or_else(|| Error::Internal("no memory for the decoder".into()))?;
         let write = |layer: usize, index: usize, keys: &[f32], values: &[f32]| {
-            memory.write(layer, page * UNIT + index, keys, values)
+            memory.write(self.compute.isa, layer, page * UNIT + index, keys, values)
         };
         let result = self.decoder.project_memory(&self.compute, &x, &mut work.decoder, write);
         work.batch.x = x;

@@ -218,7 +218,7 @@ impl SelfAttention<'_> {
         self.position.prepare(compute, self.layout, self.window, positions, qkv, &mut work.queries); // (positions, I) each
         for (position, row) in positions.iter().zip(qkv.chunks_exact(3 * inner)) {
             let (keys, values) = row[inner..].split_at(inner);
-            caches.cache_mut(position.sequence)?.write(self.layer, position.index, keys, values)?;
+            caches.cache_mut(position.sequence)?.write(compute.isa, self.layer, position.index, keys, values)?;
         }
         Ok(())
     }

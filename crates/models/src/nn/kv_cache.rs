@@ -3,6 +3,7 @@
 //! behind are freed from the front.
 
 use std::sync::Arc;
+use weir_kernels::Isa;
 use weir_kernels::attention::{self, KeyPages, POSITIONS, PageLayout};
 use weir_kernels::error::{Error, Result};
 use weir_kernels::memory::{cast, cast_mut};
@@ -117,9 +118,9 @@ impl KvCache {
     }
 
     /// Writes a layer's keys and values, (heads, head_dim) each, at a reserved position. Fails at other positions.
-    pub fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) -> Result<()> {
+    pub fn write(&mut self, isa: Isa, layer: usize, position: usize, keys: &[f32], values: &[f32]) -> Result<()> {
         let layout = self.layout;
-        attention::write(&layout, self.page_mut(position)?, layer, position % POSITIONS, keys, values);
+        attention::write(isa, &layout, self.page_mut(position)?, layer, position % POSITIONS, keys, values);
         Ok(())
     }
 

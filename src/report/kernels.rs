@@ -17,7 +17,7 @@ use weir_kernels::linear::{Epilogue, Linear, QuantizedRows, WeightArena};
 use weir_kernels::memory::Arena;
 use weir_kernels::pages::{Page, PagePool};
 use weir_kernels::rowwise::{LayerNorm, add_layer_norm};
-use weir_kernels::{CacheDtype, Dtype};
+use weir_kernels::{CacheDtype, Dtype, Isa};
 use weir_measure::stats::Quantiles;
 
 /// Measures all kernels, with matrices, keys and values in each of `dtypes`. Fails if the plan is invalid or memory runs out.
@@ -35,7 +35,7 @@ pub fn measure(dtypes: &[Dtype], plan: KernelPlan, machine: &Machine) -> Result<
     let is_needed = |cache: &CacheDtype| dtypes.iter().any(|dtype| dtype.cache_dtype() == *cache);
     for dtype in CacheDtype::ALL.into_iter().filter(is_needed) {
         for keys in KEYS {
-            let attention = Attention::new(dtype, keys)?;
+            let attention = Attention::new(machine.compute.isa, dtype, keys)?;
             entries.push(attention.measure(false, peak, plan, machine)?);
             entries.push(attention.measure(true, peak, plan, machine)?);
         }
@@ -336,14 +336,14 @@ struct Attention {
 
 impl Attention {
     /// Fills pages with `keys` keys and values.
-    fn new(dtype: CacheDtype, keys: usize) -> Result<Self> {
+    fn new(isa: Isa, dtype: CacheDtype, keys: usize) -> Result<Self> {
         let layout = PageLayout { dtype, layers: 1, heads: HEADS, head_dim: HEAD_DIM, output: 0 };
         let pool = PagePool::new(usize::MAX);
         let row = values(WIDTH);
         let page = |_| {
             let mut page = pool.allocate(layout.page_bytes())?;
             let bytes = page.bytes_mut()?;
-            (0..POSITIONS).for_each(|slot| write(&layout, bytes, 0, slot, &row, &row));
+            (0..POSITIONS).for_each(|slot| write(isa, &layout, bytes, 0, slot, &row, &row));
             Ok(page)
         };
         let pages = (0..keys.div_ceil(POSITIONS)).map(page).collect::<Result<_>>()?;

@@ -16,8 +16,8 @@ pub use crate::linear::weights::{Linear, QuantizedRows, WeightArena, stored_weig
 use crate::{Compute, Dtype, Isa, linear::product::ProductJob, pool::DisjointSlice};
 use std::ops::Range;
 
-/// Minimum [cost](Linear::cost) for which it pays to use other threads: some 8 µs of one core, where handing over takes 2.
-const MIN_SHARED: usize = 3 << 20;
+/// Minimum [cost](Linear::cost) for which it pays to use other threads: some 3 µs of one core.
+const MIN_SHARED: usize = 1 << 20;
 
 const MIN_DIVIDED: usize = 1 << 24;
 
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn results_are_the_same_on_any_number_of_threads() {
-        let inputs = 256;
+        let inputs = 240;
         let outputs = 1050;
         for dtype in Dtype::ALL {
             let linear = packed(dtype, &numbers(1, outputs * inputs), inputs);

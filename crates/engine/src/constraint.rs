@@ -83,8 +83,8 @@ const MAX_COMPILING: usize = 16;
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
 /// Time that one text's constraint may take at first, and for each of its symbols on average.
-const FIRST_TIME: Duration = Duration::from_secs(1);
-const SYMBOL_TIME: Duration = Duration::from_millis(5);
+const FIRST_TIME: Duration = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 1 });
+const SYMBOL_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 50 } else { 5 });
 
 /// Time of the model's thread that one text's constraint may take at first and at once, and for each of its symbols on average. What
 /// takes longer is done by another thread while a step runs.

@@ -41,7 +41,7 @@ pub(crate) const CACHE_BYTES: usize = 2 << 20;
 const MAX_BRANCHES: usize = 300_000;
 
 /// Maximum time to find what may follow a text.
-pub(crate) const STEP_TIME: Duration = Duration::from_millis(200);
+pub(crate) const STEP_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 200 });
 
 /// Maximum time to find where a text is stuck. Tests run unoptimised next to others.
 const STUCK_TIME: Duration = if cfg!(debug_assertions) { Duration::from_secs(10) } else { STEP_TIME };

@@ -112,9 +112,9 @@ const COMMAND_BYTES: usize = 32 << 20;
 /// Bytes of memory for the stacks of the threads of each core.
 const CORE_BYTES: usize = 4 << 20;
 
-/// Checks that the limit of memory, if there is one, has room for a command, which would else end by a signal.
+/// Checks that the memory limit, if there is one, leaves room for a command. Without this check, a signal would end the command.
 fn check_memory_limit() -> Result<()> {
-    let Some(MemoryLimit { option, bytes, used }) = memory::memory_limit() else { return Ok(()) };
+    let Some(MemoryLimit { command, bytes, used }) = memory::memory_limit() else { return Ok(()) };
     // Before other threads start, because a heap of each would take 64 MiB of the limit.
     memory::return_large_blocks();
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -122,6 +122,6 @@ fn check_memory_limit() -> Result<()> {
     if needed <= bytes {
         return Ok(());
     }
-    let message = format!("{option}: expected at least {needed} bytes of memory, found {bytes}");
+    let message = format!("{command}: expected at least {needed} bytes of memory, found {bytes}");
     Err(Error::Setting(message))
 }

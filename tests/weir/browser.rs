@@ -395,7 +395,7 @@ fn the_playground_keeps_settings_in_links_and_texts_in_a_history() {
         json!(["The President of the United States ", "whitespaces", "9", "0.5", "1", "zq\\n\n&x"])
     );
     assert_eq!(browser.evaluate("stopStrings()"), json!(["zq\n", "&x"]));
-    // Spaces count in the form of a text, also in one that begins with an expression's braces.
+    // The form keeps its spaces, and an expression may begin with ` {2}`.
     let schema = " {\"type\": \"null\"}";
     for (form, expected) in
         [(" {2}a ", json!({ "regex": " {2}a " })), (schema, json!({ "json": schema })), ("", Value::Null)]
@@ -1341,7 +1341,7 @@ fn the_editor_underlines_surprising_words_and_offers_likelier_ones() {
     let chips = "[...document.querySelectorAll('#surprises button')]";
     browser.evaluate(&format!("({chips}.find(chip => chip.textContent.startsWith('teh')).click(), null)"));
     assert_eq!(value(&browser), text.replace("teh", "the"));
-    // The first word is no exception.
+    // The first word of a text is checked as well.
     browser.evaluate("(editor.area.focus(), editor.area.select(), editor.insert('Untill now nobody knew it. '), null)");
     likelier("Untill", "Until");
     browser.check_log("");
@@ -1458,7 +1458,7 @@ fn a_long_text_streams_without_long_frames_and_can_be_stopped() {
     browser.click("#stop");
     browser.says("status", "Stopped.");
     assert!(browser.count("#panels .text span").as_u64() < Some(20_000));
-    // Browsers slow down the timers of a hidden page, which would hold the server up: it waits for none.
+    // A hidden page must wait for no timers, because browsers slow them down and the server would have to wait.
     browser.page_command("POST", "/window/minimize", &json!({}));
     browser.until("document.hidden");
     browser.evaluate(

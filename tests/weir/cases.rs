@@ -15,7 +15,8 @@
 //!   the status.
 //! - `grpcurl ADDRESS SERVICE/METHOD` takes `-H` and `-d` with the messages as JSON. The answer is the code with the reason and the
 //!   field; the message; and the reason's metadata as JSON. The JSON of a call that succeeds is the response, or a list of responses.
-//!   With `-max-time SECONDS`, the answer `Open` has the responses of a call that is still open once they are as expected, or then.
+//!   With `-max-time SECONDS`, the call must stay open. The answer is `Open` with the responses that arrive until they are as expected,
+//!   or until the time has passed.
 //! - `lsp FLAGS` runs and initializes `weir lsp`, and sends it each `-d MESSAGE`, once the message before is answered if it has an id.
 //!   The JSON is the list of the answers.
 //! - `websocat ADDRESS/v1/edit` opens a session of editing over a WebSocket, and sends it each `-d MESSAGE`, once the message before is

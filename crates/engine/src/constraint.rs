@@ -244,7 +244,7 @@ fn count_classes(source: &str) -> usize {
     source.as_bytes().windows(2).filter(is_class).count()
 }
 
-/// Keywords of a schema whose members have names that are no keywords.
+/// Keywords of a schema whose value maps names to schemas.
 const NAMED_PARTS: [&str; 5] = ["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"];
 
 /// Counts the classes in the patterns of a schema, wherever they stand.
@@ -724,14 +724,14 @@ pub(crate) fn shared_lengths(texts: &[Vec<u32>]) -> Vec<usize> {
 /// The years that validators know: RFC 3339 also has a year 0.
 const YEAR: &str = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)";
 
-/// The days of a year among those of the parser's expression, where they exist: 29 February is in leap years only.
+/// Month and day, if every year has it. The parser's expression limits the days of each month, but allows 29 February in any year.
 const DAY: &str = "(?:(?:0[13-9]|1.)-..|02-(?:[01].|2[0-8]))";
 const LEAP_DAY: &str = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29";
 
 /// A leap second, which ends a day of UTC.
 const LEAP_SECOND: &str = "23:59:60(?:[.][0-9]+)?(?:[zZ]|[+-]00:00)";
 
-/// Adds to the parts of a schema with a `format` a pattern of what the format demands beyond the parser's expression for it.
+/// Adds a pattern to each part of a schema that has a `format`, for what the format demands beyond the parser's expression for it.
 fn complete_formats(schema: &mut Value) {
     let keywords = match schema {
         Value::Object(keywords) => keywords,
@@ -1541,7 +1541,7 @@ impl ConstraintMatcher {
         self.is_behind
     }
 
-    /// Returns the error of a text after which nothing may follow, as far as that is known: the position, and what the form allows there.
+    /// Returns an error if it is known that nothing may follow the text. It names the position and what the form allows there.
     pub(crate) fn dead_end(&self) -> Option<Error> {
         let is_stuck = self.allowed.with_text == 0 && !self.allowed.ends && !self.is_behind;
         is_stuck.then(|| {

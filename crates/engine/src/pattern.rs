@@ -43,7 +43,7 @@ const MAX_BRANCHES: usize = 300_000;
 /// Maximum time to find what may follow a text.
 pub(crate) const STEP_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 200 });
 
-/// Maximum time to find where a text is stuck. Tests run unoptimised next to others.
+/// Maximum time to find where a text is stuck. It is longer in debug builds, whose tests run unoptimised and in parallel.
 const STUCK_TIME: Duration = if cfg!(debug_assertions) { Duration::from_secs(10) } else { STEP_TIME };
 
 /// Maximum symbols of a vocabulary of which the allowed ones are found in microseconds.
@@ -89,7 +89,7 @@ impl SymbolTrie {
         // a text that continues another one keeps its first space
         let drops_space = end.is_some() && spaced.is_some_and(|id| !vocabulary.decode(&[id]).starts_with(' '));
         for (id, word) in (0..size).zip(&mut words) {
-            // the piece of the byte is a space that is not dropped
+            // the byte piece of a space writes a space that decoding keeps, so it is not used
             if drops_space && word == b" " && vocabulary.decode(&[id]) == " " {
                 word.clear();
             }

@@ -67,24 +67,24 @@ impl Block {
 }
 
 fn out_of_memory(bytes: usize, reason: impl std::fmt::Display) -> Error {
-    let limit = memory_limit().map_or_else(String::new, |MemoryLimit { option, bytes, used }| {
-        format!("; {option} allows {bytes} bytes, of which {used} are in use")
+    let limit = memory_limit().map_or_else(String::new, |MemoryLimit { command, bytes, used }| {
+        format!("; {command} allows {bytes} bytes, of which {used} are in use")
     });
     Error::Internal(format!("cannot allocate {bytes} bytes of memory: {reason}{limit}"))
 }
 
-/// A limit of this process's memory.
+/// A limit on this process's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryLimit {
-    /// The command of the shell that sets it.
-    pub option: &'static str,
-    /// The limit.
+    /// Shell command that sets the limit.
+    pub command: &'static str,
+    /// Maximum bytes.
     pub bytes: usize,
-    /// Bytes in use of those that it counts.
+    /// Bytes in use that count towards the limit.
     pub used: usize,
 }
 
-/// Returns the limit that leaves the fewest bytes; none without one, or where Linux does not report it.
+/// Returns the limit that leaves the fewest bytes. Returns `None` if no limit is set, or if `/proc` does not report it.
 pub fn memory_limit() -> Option<MemoryLimit> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -92,9 +92,9 @@ pub fn memory_limit() -> Option<MemoryLimit> {
         text.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next()?.parse().ok())
     };
     let known = [("ulimit -v", "Max address space", "VmSize:"), ("ulimit -d", "Max data size", "VmData:")];
-    let limit = |(option, limit, used)| {
+    let limit = |(command, limit, used)| {
         let used = number(&status, used)?.saturating_mul(1 << 10);
-        Some(MemoryLimit { option, bytes: number(&limits, limit)?, used })
+        Some(MemoryLimit { command, bytes: number(&limits, limit)?, used })
     };
     known.into_iter().filter_map(limit).min_by_key(|limit| limit.bytes.saturating_sub(limit.used))
 }

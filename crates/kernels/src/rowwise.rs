@@ -234,8 +234,8 @@ fn quantize_body<S: Simd>(simd: S, x: &[f32], cells: &mut [[i8; 4]]) -> f32 {
     scale
 }
 
-/// Returns the scale that maps the largest magnitude of `x` to [`MAX_INT8`]: 0 for zeros, NaN if one is not finite. Vectors are explicit,
-/// because of a loop over chunks the compiler made one that gathers its numbers.
+/// Returns the scale that maps the largest magnitude of `x` to [`MAX_INT8`]: 0 if all elements are zero, NaN if any is not finite.
+/// Uses explicit vectors, because the compiler turns a loop over chunks into one that gathers elements.
 #[inline(always)]
 pub(crate) fn scale_of<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();

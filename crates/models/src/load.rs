@@ -105,9 +105,9 @@ fn copied_bytes(blueprint: &dyn Blueprint, settings: &Settings) -> usize {
 /// Memory that a program takes next to the weights of a model, while it is loaded and for the first steps.
 const LOADING_BYTES: usize = 64 << 20;
 
-/// Checks that the limit of memory, if there is one, has room for a model. The allocator would end the process.
+/// Checks that the memory limit, if there is one, leaves room for a model, because a failed allocation would end the process.
 fn check_memory_limit(source: &CheckpointSource, blueprint: &dyn Blueprint, settings: &Settings) -> Result<()> {
-    let Some(MemoryLimit { option, bytes, used }) = memory_limit() else { return Ok(()) };
+    let Some(MemoryLimit { command, bytes, used }) = memory_limit() else { return Ok(()) };
     let weights = blueprint.tensors().iter().map(TensorSpec::loaded_numbers).fold(0, usize::saturating_add);
     let numbers = weights.saturating_mul(2).saturating_add(blueprint.computed_numbers());
     let copied = copied_bytes(blueprint, settings);
@@ -116,7 +116,7 @@ fn check_memory_limit(source: &CheckpointSource, blueprint: &dyn Blueprint, sett
     if needed <= left {
         return Ok(());
     }
-    let expected = format!("at most {left} bytes to load it: {option} allows {bytes}, of which {used} are in use");
+    let expected = format!("at most {left} bytes to load it: {command} allows {bytes}, of which {used} are in use");
     Err(Error::checkpoint(source.path(), "the model", expected, format!("{needed} bytes")))
 }
 

@@ -1506,7 +1506,7 @@ impl Visitor<'_> for SeedVisitor {
         Ok(Seed(seed.cast_unsigned()))
     }
 
-    /// Takes a number such as `1e19`, whose text has all digits.
+    /// Reads a number such as `1e19`, because `to_string` writes out all of its digits.
     fn visit_f64<E: de::Error>(self, seed: f64) -> Result<Seed, E> {
         self.visit_str(&seed.to_string()).map_err(|_: E| E::invalid_value(Unexpected::Float(seed), &SeedVisitor))
     }

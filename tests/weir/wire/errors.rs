@@ -54,8 +54,8 @@ pub(crate) async fn answer_of_call(
     timeout(Duration::from_secs(20), call).await.expect("an answer")
 }
 
-/// Sends `body`. Returns the body of the response if nothing follows it for a tenth of a second once it `is_expected`, or what has arrived
-/// of it within `time`. Fails if the call ends.
+/// Sends `body`. Returns what arrives of the response until it `is_expected` and nothing follows for a tenth of a second, or until `time`
+/// has passed. Fails if the call ends.
 pub(crate) async fn answer_while_open(
     time: Duration,
     is_expected: impl Fn(&[u8]) -> bool,

@@ -16,7 +16,7 @@ pub use crate::linear::weights::{Linear, QuantizedRows, WeightArena, stored_weig
 use crate::{Compute, Dtype, Isa, linear::product::ProductJob, pool::DisjointSlice};
 use std::ops::Range;
 
-/// Minimum [cost](Linear::cost) for which it pays to use other threads: some 3 µs of one core.
+/// Minimum [cost](Linear::cost) for which it pays to use other threads: some 3 µs of one core, where handing over takes less than 1.
 const MIN_SHARED: usize = 1 << 20;
 
 const MIN_DIVIDED: usize = 1 << 24;

@@ -789,9 +789,10 @@ const SAMPLED_ROWS: usize = 4096;
 /// Bytes read at a time. They, and the same numbers in f32, are the only memory in addition to the weights.
 const CHUNK: usize = 1 << 20;
 
-/// Header bytes allowed for metadata, padding and tensors that a model does not use, and for each other one in addition to its name.
+/// Header bytes allowed for metadata, padding and the tensors that a model does not use.
 const HEADER_BYTES: u64 = 2 << 20;
 
+/// Header bytes allowed for each tensor that a model uses, in addition to its name.
 const HEADER_BYTES_A_TENSOR: u64 = 512;
 
 /// Most header bytes if the tensors are not known in advance.

@@ -170,7 +170,7 @@ pub(super) fn unigram(vocab: Vec<Json>, unknown: usize, byte_fallback: bool) -> 
     json!({ "type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": byte_fallback })
 }
 
-/// Returns the BPE model of `tokenizer.json` with the ids of `vocab`, which merges `pieces`, with their scores.
+/// Returns a BPE model for `tokenizer.json` with the ids of `vocab`, which merges `pieces` in the order of their scores.
 pub(super) fn bpe(vocab: Map<String, Json>, pieces: &[(String, f32)], byte_fallback: bool) -> Json {
     let merges = merges(pieces);
     json!({ "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,

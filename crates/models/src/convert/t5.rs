@@ -275,7 +275,7 @@ impl Arguments {
         Ok(Self { end, end_file, ..parse(config.to_string().as_bytes(), file, "")? })
     }
 
-    /// Checks that the end mark is that of the tokenizer, `end`, which is in `file`.
+    /// Fails unless the model's end mark is `end`, which the tokenizer in `file` uses.
     fn check_end(&self, end: u32, file: &Path) -> Result<()> {
         if self.end == end {
             return Ok(());
@@ -652,7 +652,7 @@ fn from_sentencepiece(file: &Path, settings: &Json, size: usize) -> Result<Vec<u
         added.insert(id, AddedToken { id: id as u32, text, special: true, ..strips });
     }
     added.extend(added_tokens::read(dir, settings, size)?);
-    // In transformers' newer way no word begins after an added token.
+    // With `legacy` false, no word begins after an added token.
     let legacy = settings["legacy"].as_bool();
     for (id, token) in added {
         // an id without a token has no text
@@ -836,8 +836,8 @@ fn open(file: &Path) -> Result<(TorchFile, TorchTensors)> {
 mod tests {
     use super::*;
 
-    /// The ids that transformers 4.57 and SentencePiece give texts, in folders with the files of small tokenizers. With `legacy` false,
-    /// white space at the beginning of a text has no second `▁` before it, as in the fast tokenizers and version 5.
+    /// Compares ids with those that transformers 4.57 and SentencePiece return. Each folder holds the files of a small tokenizer. With
+    /// `legacy` false, leading white space gets no second `▁`, as in the fast tokenizers and in version 5.
     #[test]
     fn tokenizers_agree_with_transformers() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizers");

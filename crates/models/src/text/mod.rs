@@ -20,7 +20,7 @@ mod added_tokens;
 pub mod detokenizer;
 pub mod normaliser;
 pub(crate) mod pieces;
-mod sentences;
+mod sentencepiece;
 pub mod stream_tokenizer;
 pub mod subwords;
 mod tokenizer_limits;

@@ -8,7 +8,7 @@
 use crate::text::{
     StreamDetokenizer, Subword, Vocabulary,
     added_tokens::{Part, Splitter},
-    sentences::Place,
+    sentencepiece::Place,
 };
 use std::{ops::ControlFlow, sync::Arc};
 use weir_kernels::error::{Error, Result, floor_boundary};

@@ -7,7 +7,7 @@ use crate::text::{
     added_tokens::{AddedTokens, Part},
     normaliser::{replace_unfinished, take_complete},
     pieces::{Pieces, byte_of_piece, hide, library},
-    sentences::{Place, SPACE_MARK, Sentences},
+    sentencepiece::{Place, SPACE_MARK, SentencePieceSplitter},
     tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_marks, check_template},
 };
 use regex::RegexBuilder;
@@ -48,8 +48,8 @@ pub(super) type Tokenizer =
 /// A subword tokenizer.
 pub struct SubwordTokenizer {
     tokenizer: Tokenizer,
-    /// Splits text, if the tokenizer is one of SentencePiece in transformers.
-    sentences: Option<Sentences>,
+    /// Splits text as SentencePiece does, if the tokenizer was made from a SentencePiece model.
+    splitter: Option<SentencePieceSplitter>,
     /// Ids of special tokens.
     specials: HashSet<u32>,
     /// Tokens by which a text is split first. The library finds the others.
@@ -145,10 +145,10 @@ impl SubwordTokenizer {
         let user_defined = take_tokens(&mut value, |token| is_true(&token[USER_DEFINED_KEY]))?;
         let is_sentencepiece =
             !(python.is_empty() && user_defined.is_empty()) && value["pre_tokenizer"]["type"] == "Metaspace";
-        let sentences = match is_sentencepiece {
+        let splitter = match is_sentencepiece {
             true => {
                 let adds_prefix = value["pre_tokenizer"]["prepend_scheme"] != "never";
-                Some(Sentences::new(&user_defined, take_spaces(&mut value), adds_prefix)?)
+                Some(SentencePieceSplitter::new(&user_defined, take_spaces(&mut value), adds_prefix)?)
             }
             false => None,
         };
@@ -172,7 +172,7 @@ impl SubwordTokenizer {
         let mut parsed = Self {
             unsafe_ends: unsafe_ends(&value["added_tokens"], &user_defined, &tokenizer),
             tokenizer,
-            sentences,
+            splitter,
             specials,
             added: AddedTokens::new(python)?,
             reads_specials: false,
@@ -327,9 +327,9 @@ impl SubwordTokenizer {
     /// Encodes a text, or a part of one between added tokens.
     pub(super) fn encode_part(&self, text: &str, place: Place) -> Result<Vec<Subword>, String> {
         self.check_growth(text)?;
-        let ids = match &self.sentences {
-            Some(sentences) => {
-                sentences.encode(self.tokenizer.get_model(), self.tokenizer.get_normalizer(), text, place)?
+        let ids = match &self.splitter {
+            Some(splitter) => {
+                splitter.encode(self.tokenizer.get_model(), self.tokenizer.get_normalizer(), text, place)?
             }
             None => {
                 let encoding = library(|| self.tokenizer.encode(text, false))?;
@@ -755,7 +755,8 @@ fn take_tokens(json: &mut Value, is_own: fn(&Value) -> bool) -> Result<Vec<Added
     Ok(found)
 }
 
-/// Takes the steps of the normaliser that rewrite spaces, which [`Sentences`] does. Returns true if `▁` is a space in a text.
+/// Removes the normaliser's steps that rewrite spaces, because [`SentencePieceSplitter`] does their work. Returns true if a `▁` in a text
+/// counts as a space.
 fn take_spaces(json: &mut Value) -> bool {
     let Some(steps) = json.pointer_mut("/normalizer/normalizers").and_then(Value::as_array_mut) else { return false };
     steps.retain(|step| step["type"] != "Strip" && step["pattern"]["Regex"] != SPACES);

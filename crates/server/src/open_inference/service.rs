@@ -286,7 +286,7 @@ fn check_answer(generate: &v1::GenerateRequest, output: &OutputOptions, card: &C
     let tokens = generate.stopping.as_ref().and_then(|stopping| stopping.max_chars).unwrap_or_default();
     let tokens = usize::try_from(tokens).unwrap_or(usize::MAX);
     if tokens > card.max_symbols {
-        // the model's limit is less
+        // the model's lower limit refuses it later
         return Ok(());
     }
     check_unary("max_tokens", tokens, "tokens", echoed, text.saturating_add(logprobs), WHY)

@@ -134,7 +134,7 @@ async function ask(path, options = {}) {
 /** Milliseconds of events that are handled before the page gets a turn, in which it can be stopped. */
 const TURN = 12;
 
-/** Lets the page handle what waits, such as a click. Browsers slow down timers of hidden pages, but not this. */
+/** Lets the page handle pending events, such as a click. It uses a message, because browsers slow down the timers of hidden pages. */
 const nextTurn = () =>
   new Promise((resolve) => {
     const { port1, port2 } = new MessageChannel();

@@ -9,8 +9,8 @@ const GENERATION_FIELDS = {
   structured_outputs: { id: "text-form", name: "Only text of this form" },
 };
 
-/** Returns the form of the text: a JSON schema if the input begins with a brace, else a regular expression, in which spaces count (and
-    which may begin with " {2}"); null for any text. */
+/** Returns the form of the text: a JSON schema if the input begins with a brace that no digit follows, otherwise a regular expression,
+    whose spaces count; null for any text. */
 function textForm() {
   const form = at("text-form").value;
   if (!form) return null;

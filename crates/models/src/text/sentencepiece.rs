@@ -1,6 +1,6 @@
-//! Splits text into pieces as SentencePiece and the tokenizers of transformers around it do. User-defined pieces of a text are kept as they
-//! are, the rest is normalised, and then all pieces compete: a user-defined piece is also found in normalised text, and over the end of
-//! a word if it holds `▁`, but another piece that fits better wins.
+//! Splits text into pieces as SentencePiece and the tokenizers of transformers around it do. User-defined pieces of a text stay as they
+//! are, and the rest is normalised. Then all pieces compete: a user-defined piece is also found in normalised text, and across words if
+//! it contains `▁`, unless another piece fits better.
 
 use crate::text::{
     AddedToken, VocabularyError,
@@ -22,12 +22,13 @@ pub(super) enum Place {
     Inside,
 }
 
-pub(super) struct Sentences {
+/// Splits text into pieces as SentencePiece does.
+pub(super) struct SentencePieceSplitter {
     /// User-defined pieces, which are not normalised.
     kept: AddedTokens,
     /// User-defined pieces that reach over the end of a word.
     joining: AddedTokens,
-    /// True if a word begins with a space where the text has none.
+    /// True if the first word of a text gets a `▁` in front of it.
     adds_prefix: bool,
 }
 
@@ -35,12 +36,12 @@ pub(super) struct Sentences {
 #[derive(Default)]
 struct Normal {
     text: String,
-    /// For each byte, the bytes of the original text.
+    /// For each byte, the range of the original text that it comes from.
     origins: Vec<Range<usize>>,
 }
 
-impl Sentences {
-    /// Creates the splitter of a tokenizer with these user-defined pieces. With `spaced`, each `▁` of a text is a space.
+impl SentencePieceSplitter {
+    /// Creates the splitter of a tokenizer with these user-defined pieces. With `spaced`, a `▁` in a text counts as a space.
     pub(super) fn new(user_defined: &[AddedToken], spaced: bool, adds_prefix: bool) -> Result<Self, VocabularyError> {
         let kept = user_defined.iter().filter(|piece| !spaced || !piece.text.contains(SPACE_MARK));
         let joining = user_defined.iter().filter(|piece| piece.text.chars().skip(1).any(|c| c == SPACE_MARK));
@@ -51,7 +52,7 @@ impl Sentences {
         })
     }
 
-    /// Encodes a text, or a part of one between added tokens: to ids with their bytes in the text.
+    /// Encodes a text, or a part of one between added tokens. Returns the ids with their byte ranges in the text.
     pub(super) fn encode(
         &self,
         model: &Pieces,
@@ -73,7 +74,8 @@ impl Sentences {
         Ok(ids)
     }
 
-    /// Normalises a text: of several spaces one is left, and none at the end. Where a word begins, the text has one before it.
+    /// Normalises a text: merges each run of spaces into one and removes spaces at the end. Puts `▁` at the beginning if a word begins
+    /// there.
     fn normalise(&self, normalizer: Option<&NormalizerWrapper>, text: &str, place: Place) -> Result<Normal, String> {
         let mut normal = Normal::default();
         let begins_word = place == Place::Word && self.adds_prefix;
@@ -137,7 +139,7 @@ impl Sentences {
 }
 
 impl Normal {
-    /// Appends a character; `▁` for a space.
+    /// Appends a character, or `▁` for a space.
     fn push(&mut self, character: char, origin: Range<usize>) {
         let character = if character == ' ' { SPACE_MARK } else { character };
         self.text.push(character);

@@ -113,6 +113,9 @@ pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<Ha
     // A file may have only the head of a tied embedding.
     let blueprint = load::blueprint(&source.config()?, &source.config_file())?;
     for spec in blueprint.tensors() {
+        if let Some(why) = stored.unreadable.remove(&spec.name) {
+            return Err(Error::checkpoint(source.path(), spec.name, "a tensor that candle reads", why));
+        }
         if let Some(tied) = spec.tied_to.and_then(|name| stored.tensors.get(name)).cloned() {
             stored.tensors.entry(spec.name).or_insert(tied);
         }
@@ -126,34 +129,30 @@ struct StoredTensors {
     tensors: HashMap<String, Tensor>,
     /// Names of the int8 matrices.
     int8: Vec<String>,
+    /// The reasons for which tensors cannot be read, by the tensors' names.
+    unreadable: HashMap<String, String>,
 }
 
 impl StoredTensors {
-    /// Adds the tensors of a file that `is_used` selects. candle has no i8 type, so int8 tensors become f32.
+    /// Adds the tensors of a file that `is_used` selects.
     fn add(&mut self, file: &[u8], is_used: impl Fn(&str) -> bool) -> CandleResult<()> {
         let Some((length, rest)) = file.split_first_chunk() else { bail!("no header") };
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
         let Some((header, data)) = rest.split_at_checked(length) else { bail!("a header beyond the end of the file") };
         let all: HashMap<String, Value> = serde_json::from_slice(header).map_err(candle_core::Error::wrap)?;
         for (name, info) in all.into_iter().filter(|(name, _)| is_used(name)) {
-            // the crate safetensors does not know all types
-            let Ok(TensorInfo { dtype, shape, data_offsets: (from, to) }) = serde_json::from_value(info) else {
-                continue;
-            };
-            let view = TensorView::new(dtype, shape, data.get(from..to).unwrap_or_default())?;
-            let tensor = match dtype {
-                StoredDtype::I8 => {
-                    self.int8.push(name.clone());
-                    let integers: Vec<f32> = view.data().iter().map(|byte| f32::from(byte.cast_signed())).collect();
-                    Tensor::from_vec(integers, view.shape(), &Device::Cpu)?
+            match read_tensor(info, data) {
+                Ok((dtype, tensor)) => {
+                    if dtype == StoredDtype::I8 {
+                        self.int8.push(name.clone());
+                    }
+                    self.tensors.insert(name, tensor);
                 }
-                StoredDtype::F64 | StoredDtype::F32 | StoredDtype::F16 | StoredDtype::BF16 => {
-                    view.load(&Device::Cpu)?
+                // an error only if the model uses the tensor
+                Err(error) => {
+                    self.unreadable.insert(name, error.to_string());
                 }
-                // No model uses such a tensor, and candle does not have all types.
-                _ => continue,
-            };
-            self.tensors.insert(name, tensor);
+            }
         }
         Ok(())
     }
@@ -171,6 +170,25 @@ impl StoredTensors {
         }
         Ok(self.tensors)
     }
+}
+
+/// Reads the tensor that `info` describes from the file's bytes behind the header. Returns the type in which the file has it: candle has no
+/// i8 type, so int8 tensors become f32. Fails for a type that safetensors or candle does not have, and for a place beyond the file.
+fn read_tensor(info: Value, data: &[u8]) -> CandleResult<(StoredDtype, Tensor)> {
+    let info: TensorInfo = serde_json::from_value(info).map_err(candle_core::Error::wrap)?;
+    let TensorInfo { dtype, shape, data_offsets: (from, to) } = info;
+    let length = data.len();
+    let Some(bytes) = data.get(from..to) else { bail!("a place from byte {from} to {to} of {length}") };
+    let view = TensorView::new(dtype, shape, bytes)?;
+    let tensor = match dtype {
+        StoredDtype::I8 => {
+            let integers: Vec<f32> = view.data().iter().map(|byte| f32::from(byte.cast_signed())).collect();
+            Tensor::from_vec(integers, view.shape(), &Device::Cpu)?
+        }
+        StoredDtype::F64 | StoredDtype::F32 | StoredDtype::F16 | StoredDtype::BF16 => view.load(&Device::Cpu)?,
+        _ => bail!("elements of type {dtype:?}"),
+    };
+    Ok((dtype, tensor))
 }
 
 /// The error for a file that candle cannot read.

@@ -187,3 +187,23 @@ pub fn read_open(file: File, path: &Path, limit: u64) -> Result<Vec<u8>, String>
 pub fn unreadable(path: &Path, error: &io::Error) -> String {
     format!("cannot read {}: {error}", path.display())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, KeyPair};
+    use std::fs;
+    use tempfile::TempDir;
+
+    #[test]
+    fn debug_output_has_no_key() {
+        let folder = TempDir::new().unwrap();
+        let [certificate_file, key_file] = ["one.pem", "one.key"].map(|name| folder.path().join(name));
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::default().self_signed(&key).unwrap();
+        fs::write(&certificate_file, certificate.pem()).unwrap();
+        fs::write(&key_file, key.serialize_pem()).unwrap();
+        let tls = ClientTls::read(None, Some(&certificate_file), Some(&key_file)).unwrap();
+        assert!(tls.identity().is_some() && !format!("{tls:?}").contains("PRIVATE"));
+    }
+}

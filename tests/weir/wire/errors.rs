@@ -54,7 +54,7 @@ pub(crate) async fn answer_of_call(
     timeout(Duration::from_secs(20), call).await.expect("an answer")
 }
 
-/// Sends `body`. Returns what arrives of the response until it `is_expected` and nothing follows for a tenth of a second, or until `time`
+/// Sends `body`. Returns what arrives of the response until it `is_expected` and nothing follows for half a second, or until `time`
 /// has passed. Fails if the call ends.
 pub(crate) async fn answer_while_open(
     time: Duration,
@@ -69,7 +69,7 @@ pub(crate) async fn answer_while_open(
     let mut bytes = Vec::new();
     loop {
         let remaining = deadline.saturating_duration_since(Instant::now());
-        let quiet = if is_expected(&bytes) { Duration::from_millis(100) } else { remaining };
+        let quiet = if is_expected(&bytes) { Duration::from_millis(500) } else { remaining };
         match timeout(quiet.min(remaining), response.body_mut().data()).await {
             Ok(part) => bytes.extend_from_slice(&part.expect("the call stays open").unwrap()),
             Err(_) => return bytes,

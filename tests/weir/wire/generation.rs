@@ -59,6 +59,21 @@ async fn pieces_follow_the_streaming_options() {
 }
 
 #[tokio::test]
+async fn sampled_boundaries_follow_the_seed() {
+    let server = Server::new().await;
+    let segment = |seed| {
+        let mode = Some("sampled".to_owned());
+        let text = "abc ".repeat(30);
+        let request = v1::SegmentRequest { text, boundary_mode: mode, seed, ..Default::default() };
+        let mut client = server.generation();
+        async move { client.segment(request).await.unwrap().into_inner() }
+    };
+    let first = segment(None).await;
+    assert_eq!(segment(Some(first.seed)).await.segments, first.segments);
+    assert_ne!(segment(Some(first.seed ^ 1)).await.segments, first.segments);
+}
+
+#[tokio::test]
 async fn a_text_is_scored() {
     let server = Server::new().await;
     let text = "ab ca é".repeat(200);

@@ -115,7 +115,20 @@ impl StreamDetokenizer {
 
     /// Ends the text and returns what was held back, without a code point that is unfinished.
     pub fn finish_whole(&mut self) -> &str {
-        self.finish().trim_end_matches(char::REPLACEMENT_CHARACTER)
+        self.pending.clear();
+        self.subword_state.drop_unfinished();
+        self.finish()
+    }
+
+    /// Decodes ids as [`Vocabulary::decode`] does, without a code point that is unfinished at the end.
+    pub fn decode_whole(vocabulary: &Arc<Vocabulary>, ids: &[u32]) -> String {
+        let mut stream = Self::new(Arc::clone(vocabulary));
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(stream.push(id));
+        }
+        text.push_str(stream.finish_whole());
+        text
     }
 
     fn take_complete(&mut self) {
@@ -178,6 +191,15 @@ mod tests {
         assert_eq!(stream.push(0xff), "\u{fffd}");
         assert_eq!(stream.push(0xf0), "");
         assert_eq!(stream.finish(), "\u{fffd}");
+    }
+
+    #[test]
+    fn a_whole_text_lacks_only_unfinished_bytes() {
+        let vocabulary = Arc::new(Vocabulary::byte_level(TextNormaliser::None));
+        let ids: Vec<u32> = "a\u{fffd}é".bytes().map(u32::from).collect();
+        let (_, cut) = ids.split_last().unwrap();
+        assert_eq!(StreamDetokenizer::decode_whole(&vocabulary, cut), "a\u{fffd}");
+        assert_eq!(StreamDetokenizer::decode_whole(&vocabulary, &ids), "a\u{fffd}é");
     }
 
     #[test]

@@ -94,6 +94,13 @@ pub(super) struct DecodeState {
     index: usize,
 }
 
+impl DecodeState {
+    /// Drops the bytes of an unfinished code point.
+    pub(super) fn drop_unfinished(&mut self) {
+        self.pending.clear();
+    }
+}
+
 impl std::fmt::Debug for SubwordTokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SubwordTokenizer").field("pieces", &self.len()).finish_non_exhaustive()

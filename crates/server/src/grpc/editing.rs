@@ -36,7 +36,7 @@ use weir_engine::{
     editing::{Completions, EditSession, KEPT_DISTRIBUTION_BYTES, Scores, received},
 };
 use weir_kernels::error::{Error, Result};
-use weir_models::text::Vocabulary;
+use weir_models::text::{StreamDetokenizer, Vocabulary};
 use weir_proto::v1::{self, document_closed::Reason, edit_request::Action, edit_response::Event, editing_server};
 
 /// A message of a session. A message of another protocol that cannot be read is the answer to it: it keeps its place, and counts as
@@ -263,12 +263,13 @@ impl Editor {
         session.text().check_offset("complete.cursor_byte", cursor)?;
         let rules = self::rules(complete)?;
         let constraint = constraint(complete)?;
+        let is_constrained = constraint.is_some();
         // a constraint takes long, however short it is
-        let least_work = if constraint.is_some() { INLINE_BYTES } else { 0 };
-        if constraint.is_some() {
+        let least_work = if is_constrained { INLINE_BYTES } else { 0 };
+        if is_constrained {
             work.workers = self.service.compilers.clone();
         }
-        let form_bytes = if constraint.is_some() { EditSession::constraint_bytes() } else { 0 };
+        let form_bytes = if is_constrained { EditSession::constraint_bytes() } else { 0 };
         let held = self.reserve(&work, session.completion_bytes(cursor).saturating_add(form_bytes))?;
         // after the request's own memory: it needs none of this
         if let Some(document) = &mut self.document {
@@ -298,7 +299,7 @@ impl Editor {
                 distributions = received(waiting).await?;
             }
             engine.meter().edit(EditEvent::Completion);
-            let answer = completions(id, revision, task.finish(), &engine.card().vocabulary);
+            let answer = completions(id, revision, task.finish(), &engine.card().vocabulary, is_constrained);
             Ok(Event::Completions(v1::DocumentCompletions { duration_ns: nanoseconds(clock::since(began)), ..answer }))
         });
         Ok(())
@@ -481,15 +482,20 @@ pub(super) fn closed(reason: Reason) -> v1::EditResponse {
     response(Event::Closed(v1::DocumentClosed { reason: reason.into() }))
 }
 
-/// Returns the answer to a `complete`, without its duration.
+/// Returns the answer to a `complete`, without its duration. If the completions must have a form, a code point that is unfinished at the
+/// end of one is left out.
 pub(super) fn completions(
     id: u64,
     revision: u64,
     found: Completions,
-    vocabulary: &Vocabulary,
+    vocabulary: &Arc<Vocabulary>,
+    is_constrained: bool,
 ) -> v1::DocumentCompletions {
     let item = |Completion { symbols, logprob, boundaries }: Completion| v1::CompletionItem {
-        text: vocabulary.decode(&symbols),
+        text: match is_constrained {
+            true => StreamDetokenizer::decode_whole(vocabulary, &symbols),
+            false => vocabulary.decode(&symbols),
+        },
         logprob,
         chars: count(symbols.len()),
         boundaries: boundaries.into_iter().map(count).collect(),

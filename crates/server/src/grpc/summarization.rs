@@ -855,10 +855,11 @@ impl SummaryEncoder {
 
     fn hypothesis(&self, hypothesis: &Hypothesis) -> v1::Hypothesis {
         let Hypothesis { tokens, logprobs, score } = hypothesis;
-        let mut text = self.vocabulary.decode(hypothesis.text(self.end));
-        if self.is_constrained {
-            text.truncate(text.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
-        }
+        let ids = hypothesis.text(self.end);
+        let text = match self.is_constrained {
+            true => StreamDetokenizer::decode_whole(&self.vocabulary, ids),
+            false => self.vocabulary.decode(ids),
+        };
         v1::Hypothesis { text, ids: tokens.clone(), score: *score, logprobs: logprobs.clone() }
     }
 }

@@ -13,7 +13,7 @@ const GENERATION_FIELDS = {
     whose spaces count; null for any text. */
 function textForm() {
   const form = at("text-form").value;
-  if (!form) return null;
+  if (!form.trim()) return null;
   return /^\s*\{(?!\d)/.test(form) ? { json: form } : { regex: form };
 }
 

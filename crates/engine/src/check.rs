@@ -40,8 +40,8 @@ pub const THRESHOLDS: RangeInclusive<f64> = 0.0..=1000.0;
 const ALTERNATIVES: RangeInclusive<usize> = 1..=16;
 const WORDS: RangeInclusive<usize> = 1..=1024;
 
-/// Maximum words of a text that are compared with other spellings.
-const MAX_COMPARED: usize = 1024;
+/// Maximum searches for spellings in a text: one for each word that is compared, and a second one for most misspelt words.
+const MAX_SEARCHES: usize = 1024;
 
 /// Nats that a word needs in addition for each letter that it has less than [`LONG`]: many short words are one edit away from it. A
 /// spelling with two of its letters swapped is rarely a word, and needs none.
@@ -179,35 +179,46 @@ impl CheckTask {
         let (characters, usage, timing) = scores(self.engine.submit(Job::Score(score), self.terms.clone())?).await?;
         let mut checked = Checked { words: Vec::new(), is_cut: false, compared: 0, usage, timing };
         let alphabet = Alphabet::new(&self.engine.card().vocabulary);
+        let mut searches = 0;
         for word in &self.words {
             let own = self.text.get(word.bytes.clone()).unwrap_or_default();
             let Some(logprob) = word.suspicious_logprob(&characters, self.rules.threshold) else { continue };
-            let share = if without_doubled(own).next().is_some() { DOUBLED } else { 1.0 };
-            let search = |share| {
+            let has_doubled = without_doubled(own).next().is_some();
+            let search = |share: f64| {
                 let floor = word.floor.max(logprob + self.rules.threshold * share);
                 self.search(word, &alphabet, floor)
             };
-            let Some(first) = search(share) else { continue };
-            if checked.compared == MAX_COMPARED || checked.words.len() == self.rules.words {
+            let Some(first) = search(if has_doubled { DOUBLED } else { 1.0 }) else { continue };
+            if searches >= MAX_SEARCHES || checked.words.len() == self.rules.words {
                 checked.is_cut = true;
                 break;
             }
             checked.compared += 1;
+            searches += 1;
             let is_enough = |other: &Spelling| {
                 other.logprob >= logprob + needed_nats(own, &other.text, self.rules.threshold, &self.counts)
             };
-            // few words are misspelt: only these get a search for further spellings
-            if self.spellings(word, first).await?.iter().any(is_enough)
-                && let Some(further) = search(DOUBLED)
-            {
-                let alternatives = self.spellings(word, further).await?;
-                checked.words.push(CheckedWord { bytes: word.bytes.clone(), logprob, alternatives });
+            let mut alternatives = self.spellings(word, first).await?;
+            if !alternatives.iter().any(is_enough) {
+                continue;
             }
+            // few words are misspelt: only these get a search for less probable spellings, unless the first one found them
+            if !has_doubled && let Some(further) = search(DOUBLED) {
+                searches += 1;
+                let further = self.spellings(word, further).await?;
+                // a search that ends at its limit of expansions may miss the one that is enough
+                if further.iter().any(is_enough) {
+                    alternatives = further;
+                }
+            }
+            shorten(&mut alternatives, self.rules.alternatives, is_enough);
+            checked.words.push(CheckedWord { bytes: word.bytes.clone(), logprob, alternatives });
         }
         Ok(checked)
     }
 
-    /// Returns the search for spellings of a word with ln p of at least `floor`; none for a word that is not checked.
+    /// Returns the search for spellings of a word with ln p of at least `floor`; none for a word that is not checked. It finds as many
+    /// as a request may want, so that whether a word is misspelt does not depend on how many the request wants.
     fn search(&self, word: &Word, alphabet: &Arc<Alphabet>, floor: f64) -> Option<CompletionSearch> {
         let card = self.engine.card();
         let text = self.text.get(word.bytes.clone())?;
@@ -220,7 +231,7 @@ impl CheckTask {
             && text.chars().all(is_letter)
             && (spelled == text || spelled == text.to_lowercase());
         let spellings = OneEdit::new(alphabet, symbols).filter(|_| is_checked)?;
-        Some(CompletionSearch::of_spellings(spellings, end, self.rules.alternatives, floor, card))
+        Some(CompletionSearch::of_spellings(spellings, end, *ALTERNATIVES.end(), floor, card))
     }
 
     /// Returns the spellings that a search finds in a word's place.
@@ -233,6 +244,16 @@ impl CheckTask {
         let spelling = |Completion { symbols, logprob, .. }| Spelling { text: vocabulary.decode(&symbols), logprob };
         Ok(found.items.into_iter().map(spelling).collect())
     }
+}
+
+/// Keeps the first `count` spellings, at least 1. If none of them is enough, the first one that is replaces the last of them.
+fn shorten(spellings: &mut Vec<Spelling>, count: usize, is_enough: impl Fn(&Spelling) -> bool) {
+    if let Some(enough) = spellings.iter().position(is_enough)
+        && enough >= count
+    {
+        spellings.swap(count - 1, enough);
+    }
+    spellings.truncate(count);
 }
 
 /// Returns the symbol of one character without marks; none if the vocabulary lacks it.
@@ -373,6 +394,24 @@ mod tests {
             ("\u{e9}\u{e9}", "\u{e9}", 9.5),
         ] {
             assert_eq!(needed_nats(word, spelling, 10.0, &counts), expected, "{word} {spelling}");
+        }
+    }
+
+    #[test]
+    fn a_spelling_that_is_enough_stays() {
+        let spelling = |(text, logprob): (&str, f64)| Spelling { text: text.to_owned(), logprob };
+        let all = [("unfit", -1.0), ("until", -2.0), ("untie", -3.0)].map(spelling);
+        for (count, enough, expected) in [
+            (1, "until", vec!["until"]),
+            (2, "until", vec!["unfit", "until"]),
+            (2, "untie", vec!["unfit", "untie"]),
+            (1, "unfit", vec!["unfit"]),
+            (16, "untie", vec!["unfit", "until", "untie"]),
+        ] {
+            let mut spellings = all.to_vec();
+            shorten(&mut spellings, count, |spelling| spelling.text == enough);
+            let texts: Vec<&str> = spellings.iter().map(|spelling| spelling.text.as_str()).collect();
+            assert_eq!(texts, expected, "{count} {enough}");
         }
     }
 

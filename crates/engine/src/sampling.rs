@@ -600,9 +600,13 @@ impl StopStrings {
     /// Checks and encodes stop strings, of which empty ones count as absent. Fails if there are too many, or if one is too long before
     /// or after normalising.
     pub fn new(texts: Vec<String>, card: &Card) -> Result<Self> {
-        check_stop_count(texts.len())?;
+        check_stop_count(texts.iter().filter(|text| !text.is_empty()).count())?;
         // Checked first: a stop string of megabytes would be encoded only to be rejected.
-        let named = || STOP_FIELDS.into_iter().zip(&texts).filter(|(_, text)| !text.is_empty());
+        let named = || {
+            // empty strings may stand before one that has no name
+            let fields = STOP_FIELDS.into_iter().chain(std::iter::repeat("stopping.stop"));
+            fields.zip(&texts).filter(|(_, text)| !text.is_empty())
+        };
         for (field, text) in named() {
             if text.len() > STOP_BYTES {
                 return Err(Error::TooLong { field, length: text.len(), limit: STOP_BYTES, unit: "bytes", why: None });
@@ -965,6 +969,9 @@ mod tests {
     fn strings_that_never_match_are_left_out() {
         let kept = stop(&["\n\n", "C", "q", "", "e  n"]).unwrap();
         assert_eq!((kept.texts, kept.encoded), (vec!["C".into(), "e  n".into()], vec![vec![4], vec![0, 3, 1]]));
+        let mut many = vec![""; 17];
+        many.push("c");
+        assert_eq!(stop(&many).unwrap().texts, ["c"]);
     }
 
     #[test]

@@ -167,8 +167,6 @@ pub(crate) fn inverse_of(scale: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::Portable;
-    use crate::rowwise::scale_of;
 
     #[test]
     fn bf16_rounds_to_the_nearest() {
@@ -182,12 +180,11 @@ mod tests {
     #[test]
     fn quantization_errors_are_at_most_half_a_scale() {
         let numbers: Vec<f32> = (0..100).map(|i| (i as f32 * 1.7).sin() * 3.0).collect();
-        let scale = scale_of(Portable, &numbers);
+        let scale = 3.0 / MAX_INT8;
         for &x in &numbers {
             let byte = to_byte(x, inverse_of(scale));
             assert!((f32::from(byte) * scale - x).abs() <= scale * 0.5001);
         }
-        assert!(scale_of(Portable, &[1.0, f32::NAN, 2.0]).is_nan() && scale_of(Portable, &[f32::INFINITY]).is_nan());
-        assert_eq!((scale_of(Portable, &[0.0]), to_byte(0.0, inverse_of(0.0)), inverse_of(1e-45)), (0.0, 0, 0.0));
+        assert_eq!((to_byte(0.0, inverse_of(0.0)), inverse_of(1e-45)), (0, 0.0));
     }
 }

@@ -349,6 +349,15 @@ mod tests {
     }
 
     #[test]
+    fn scales_map_the_largest_magnitude_to_the_largest_byte() {
+        let numbers: Vec<f32> = (0..100).map(|i| (i as f32 * 1.7).sin() * 3.0).collect();
+        let largest = numbers.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+        assert_eq!(scale_of(Portable, &numbers), largest / MAX_INT8);
+        assert_eq!(scale_of(Portable, &[0.0]), 0.0);
+        assert!(scale_of(Portable, &[1.0, f32::NAN, 2.0]).is_nan() && scale_of(Portable, &[f32::INFINITY]).is_nan());
+    }
+
+    #[test]
     fn activations_do_not_depend_on_the_index() {
         let numbers: Vec<f32> = (0..103).map(|i| (i as f32 - 50.0) / 9.0).collect();
         let mut all = Vec::new();

@@ -443,7 +443,7 @@ fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> 
         Algorithm::Unigram => scored(lines, &known),
         Algorithm::Bpe => {
             check_listed(lines, model, file)?;
-            bpe(vocabulary(lines), &model.pieces, false)
+            bpe(vocabulary(lines), &model.pieces, MARKS[UNKNOWN], false)
         }
     };
     Ok(tokenizer(normalizer, metaspace.clone(), metaspace, model))
@@ -479,7 +479,7 @@ fn characters(lines: &[String]) -> Json {
     let decoder = json!({ "type": "Sequence", "decoders": [spaces, { "type": "Fuse" }] });
     // fairseq splits lines at whitespace; only the space has been replaced by then
     let blank = json!({ "type": "Replace", "pattern": { "Regex": BLANK }, "content": "" });
-    tokenizer(blank, metaspace("never"), decoder, bpe(vocabulary(lines), &[], false))
+    tokenizer(blank, metaspace("never"), decoder, bpe(vocabulary(lines), &[], MARKS[UNKNOWN], false))
 }
 
 #[cfg(test)]

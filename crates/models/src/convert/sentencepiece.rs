@@ -79,6 +79,10 @@ pub(super) enum Algorithm {
     Bpe,
 }
 
+/// Maximum bytes of a piece. [`merges`] takes time with the square of a piece's length, and trainers write at most 16 characters by
+/// default.
+const MAX_PIECE_BYTES: usize = 512;
+
 pub(super) struct SentencePiece {
     pub(super) algorithm: Algorithm,
     /// Text pieces with their scores, in order of the model's ids.
@@ -93,13 +97,21 @@ pub(super) struct SentencePiece {
     pub(super) charsmap: Option<Vec<u8>>,
 }
 
-/// Reads a model. Fails if the file is not a SentencePiece model, or its kind or settings are not supported.
+/// Reads a model. Fails if the file is not a SentencePiece model, it has too many pieces or too long ones, or its kind or settings are not
+/// supported.
 pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     let wrong = |expected: &str, found: String| Error::checkpoint(file, "the file", expected, found);
     let model = ModelProto::decode(bytes).map_err(|error| wrong("a SentencePiece model", error.to_string()))?;
     let count = model.pieces.len();
     if count > MAX_SYMBOLS {
         return Err(wrong(&format!("at most {MAX_SYMBOLS} pieces"), format!("{count} pieces")));
+    }
+    for (id, piece) in model.pieces.iter().enumerate() {
+        let length = piece.piece.as_deref().unwrap_or_default().len();
+        if length > MAX_PIECE_BYTES {
+            let expected = format!("pieces of at most {MAX_PIECE_BYTES} bytes");
+            return Err(wrong(&expected, format!("{length} bytes in the piece of id {id}")));
+        }
     }
     let trainer = model.trainer.unwrap_or_default();
     let normalizer = model.normalizer.unwrap_or_default();
@@ -170,10 +182,11 @@ pub(super) fn unigram(vocab: Vec<Json>, unknown: usize, byte_fallback: bool) -> 
     json!({ "type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": byte_fallback })
 }
 
-/// Returns a BPE model for `tokenizer.json` with the ids of `vocab`, which merges `pieces` in the order of their scores.
-pub(super) fn bpe(vocab: Map<String, Json>, pieces: &[(String, f32)], byte_fallback: bool) -> Json {
+/// Returns a BPE model for `tokenizer.json` with the ids of `vocab`, which merges `pieces` in the order of their scores. `unknown` is
+/// the symbol of `vocab` that replaces unknown characters.
+pub(super) fn bpe(vocab: Map<String, Json>, pieces: &[(String, f32)], unknown: &str, byte_fallback: bool) -> Json {
     let merges = merges(pieces);
-    json!({ "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+    json!({ "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
         "end_of_word_suffix": null, "fuse_unk": !merges.is_empty(), "byte_fallback": byte_fallback,
         "ignore_merges": false, "vocab": vocab, "merges": merges })
 }
@@ -234,6 +247,26 @@ mod tests {
         };
         let expected = "spm.model: the file: expected at most 1114112 pieces, found 1114113 pieces";
         assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn long_pieces_are_rejected() {
+        let model = |bytes: usize| {
+            let long = "a".repeat(bytes);
+            written(&[("<unk>", 0.0, UNKNOWN), (long.as_str(), -1.0, NORMAL)], BPE)
+        };
+        assert!(read(&model(MAX_PIECE_BYTES), Path::new("spm.model")).is_ok());
+        let Err(error) = read(&model(MAX_PIECE_BYTES + 1), Path::new("spm.model")) else {
+            panic!("a long piece was accepted")
+        };
+        let expected =
+            "spm.model: the file: expected pieces of at most 512 bytes, found 513 bytes in the piece of id 1";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn the_unknown_piece_is_named_in_a_bpe_model() {
+        assert_eq!(bpe(Map::new(), &[], "<u>", false)["unk_token"], "<u>");
     }
 
     #[test]

@@ -275,15 +275,14 @@ impl Arguments {
         Ok(Self { end, end_file, ..parse(config.to_string().as_bytes(), file, "")? })
     }
 
-    /// Fails unless the model's end mark is `end`, which the tokenizer in `file` uses.
-    fn check_end(&self, end: u32, file: &Path) -> Result<()> {
+    /// Fails unless the model in `dir` has the end mark `end` of its tokenizer, which errors call `tokenizer`.
+    fn check_end(&self, end: u32, dir: &Path, tokenizer: &str) -> Result<()> {
         if self.end == end {
             return Ok(());
         }
-        let place = self.end_file.clone().unwrap_or_else(|| file.with_file_name(CONFIG_FILE));
+        let place = self.end_file.clone().unwrap_or_else(|| dir.join(CONFIG_FILE));
         let found = self.end_file.as_ref().map_or("nothing".into(), |_| self.end.to_string());
-        let name = file.file_name().unwrap_or_default().display();
-        Err(Error::checkpoint(place, "eos_token_id", format!("{end}, the id of \"</s>\" in {name}"), found))
+        Err(Error::checkpoint(place, "eos_token_id", format!("{end}, the id of \"</s>\" in {tokenizer}"), found))
     }
 
     /// Returns true if the head must be the embedding.
@@ -553,7 +552,7 @@ fn read_tokenizer(
     let tokenizers = [TOKENIZER_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE].map(|name| dir.join(name));
     let found = tokenizers.iter().position(|file| file.exists());
     if is_byt5(config) || is_byt5(&settings) || (found.is_none() && size == BYTE_IDS) {
-        arguments.check_end(USUAL_END, &dir.join(SETTINGS_FILE))?;
+        arguments.check_end(USUAL_END, dir, "the byte tokenizer")?;
         return Ok((VocabularyConfig::SparseBytes(FIRST_BYTE, size, byt5_tokens(dir, &settings, size)?), None));
     }
     let Some((index, file)) = found.map(|index| (index, &tokenizers[index])) else {
@@ -567,7 +566,8 @@ fn read_tokenizer(
     let subwords = SubwordTokenizer::parse(&json).map_err(|error| error.in_file(file))?.with_special_tokens();
     require(subwords.len() <= size, file, "the file", format!("at most {size} ids (vocab_size)"), subwords.len())?;
     if let Some(own) = subwords.id_of(SPECIALS[1]) {
-        arguments.check_end(own, file)?;
+        let name = file.file_name().unwrap_or_default().display().to_string();
+        arguments.check_end(own, dir, &name)?;
     }
     let specials: Vec<_> = match end {
         USUAL_END => (0_u32..).zip(SPECIALS).collect(),
@@ -688,8 +688,10 @@ fn from_sentencepiece(file: &Path, settings: &Json, size: usize) -> Result<Vec<u
     let model = match model.algorithm {
         Algorithm::Unigram => unigram(vocab, unknown, model.byte_fallback),
         Algorithm::Bpe => {
+            let unknown =
+                vocab.get(unknown).and_then(|piece| piece[0].as_str()).unwrap_or(SPECIALS[UNKNOWN_ID]).to_owned();
             let ids = (0_u32..).zip(vocab).filter_map(|(id, piece)| Some((piece[0].as_str()?.to_owned(), id.into())));
-            bpe(ids.collect(), &model.pieces, model.byte_fallback)
+            bpe(ids.collect(), &model.pieces, &unknown, model.byte_fallback)
         }
     };
     let json = sentencepiece::tokenizer(marks, steps, model);

@@ -90,6 +90,11 @@ impl Path {
         self.constraint.as_ref().is_some_and(ConstraintMatcher::is_complete)
     }
 
+    /// Returns true if no token goes on with the path.
+    fn is_dead_end(&self) -> bool {
+        self.constraint.as_ref().is_some_and(ConstraintMatcher::is_dead_end)
+    }
+
     /// Returns the error of a path that no token goes on with.
     fn dead_end(&self) -> Option<Error> {
         self.constraint.as_ref().and_then(ConstraintMatcher::dead_end)
@@ -194,10 +199,8 @@ impl BeamSearch {
                 "{rows} rows of logits do not match {paths} paths of {vocabulary} symbols"
             )));
         }
-        let mut dead_end = None;
         for path in &mut self.paths {
             path.constraint.as_mut().map_or(Ok(()), ConstraintMatcher::catch_up)?;
-            dead_end = dead_end.or_else(|| path.dead_end());
         }
         let first = self.step == 0;
         let candidates = match &self.options.sampling {
@@ -207,8 +210,10 @@ impl BeamSearch {
         let continued = self.finish_ended(candidates);
         self.step += 1;
         if continued.is_empty() {
-            self.paths.clear();
-            if let Some(error) = dead_end.filter(|_| self.finished.is_empty()) {
+            let paths = std::mem::take(&mut self.paths);
+            if self.finished.is_empty()
+                && let Some(error) = paths.iter().find_map(Path::dead_end)
+            {
                 return Err(error);
             }
             self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -281,7 +286,7 @@ impl BeamSearch {
         let count = 2 * self.options.beam;
         let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
         let paths = self.paths.iter().zip(logits).enumerate();
-        for (parent, (path, logits)) in paths.filter(|(_, (path, _))| path.dead_end().is_none()) {
+        for (parent, (path, logits)) in paths.filter(|(_, (path, _))| !path.is_dead_end()) {
             let softmax = LogSoftmax::new(logits)?;
             let no_end = no_end && !path.is_complete();
             let banned = path.banned(no_end.then_some(end));
@@ -347,7 +352,7 @@ impl BeamSearch {
             let sum = path.sum + logprob;
             Ok(Candidate { sum, logprob, rank: sum, parent: index, token })
         };
-        self.paths.iter_mut().enumerate().filter(|(_, path)| path.dead_end().is_none()).map(candidate).collect()
+        self.paths.iter_mut().enumerate().filter(|(_, path)| !path.is_dead_end()).map(candidate).collect()
     }
 
     /// Copies the first path for each of the beam, with a seed of its own.

@@ -10,8 +10,8 @@
 use crate::{
     clock::{now, since},
     pattern::{
-        self, Allowed, CACHE_BYTES, FORM_OF_A_TEXT, NAMED_CHARACTERS, NFA_BYTES, Pattern, PatternMatcher, STEP_TIME,
-        Stuck, SymbolTrie, impossible, too_slow,
+        self, Allowed, CACHE_BYTES, FORM_OF_A_TEXT, NAMED_CHARACTERS, NFA_BYTES, Pattern, PatternMatcher, SLOWDOWN,
+        STEP_TIME, Stuck, SymbolTrie, impossible, too_slow,
     },
 };
 use llguidance::{
@@ -72,8 +72,8 @@ const MAX_RULES: usize = 1000;
 /// Bytes of the stack on which a parser is made: 256 kB for each rule. Pages that are not touched take no memory.
 const PARSER_STACK: usize = 256 << 20;
 
-/// Time in which a parser is made. Unoptimised programs are slower.
-const COMPILE_TIME: Duration = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 1 });
+/// Time in which a parser is made.
+const COMPILE_TIME: Duration = Duration::from_secs(SLOWDOWN);
 
 /// Maximum parsers that are made at a time for a tenant, and for a model, with those that nobody waits for any more.
 const TENANT_COMPILING: usize = 4;
@@ -83,13 +83,13 @@ const MAX_COMPILING: usize = 16;
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
 /// Time that one text's constraint may take at first, and for each of its symbols on average.
-const FIRST_TIME: Duration = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 1 });
-const SYMBOL_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 50 } else { 5 });
+const FIRST_TIME: Duration = Duration::from_secs(SLOWDOWN);
+const SYMBOL_TIME: Duration = Duration::from_millis(5 * SLOWDOWN);
 
 /// Time of the model's thread that one text's constraint may take at first and at once, and for each of its symbols on average. What
 /// takes longer is done by another thread while a step runs.
-const STEP_SHARE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 50 } else { 5 });
-const SYMBOL_SHARE: Duration = Duration::from_micros(if cfg!(debug_assertions) { 1000 } else { 100 });
+const STEP_SHARE: Duration = Duration::from_millis(5 * SLOWDOWN);
+const SYMBOL_SHARE: Duration = Duration::from_micros(100 * SLOWDOWN);
 
 /// Time after which no more forced symbols are sought after one sampled symbol.
 pub(crate) const FORCED_TIME: Duration = Duration::from_millis(20);
@@ -599,13 +599,14 @@ impl CompiledConstraint {
                 let schema: Value = parsed
                     .map_err(|error| Error::bad_option(field, format!("invalid JSON: {error}"), "a JSON schema"))?;
                 check_schema(field, &schema)?;
-                Rules::grammar(field, json_grammar(field, schema)?, symbols, tenant, held)?
+                Rules::grammar(field, json_grammar(field, schema.clone())?, Some(schema), symbols, tenant, held)?
             }
             Constraint::JsonObject => {
-                Rules::grammar(field, json_grammar(field, json!({ "type": "object" }))?, symbols, tenant, held)?
+                let schema = json!({ "type": "object" });
+                Rules::grammar(field, json_grammar(field, schema.clone())?, Some(schema), symbols, tenant, held)?
             }
             Constraint::Grammar(source) => {
-                Rules::grammar(field, TopLevelGrammar::from_lark(source.clone()), symbols, tenant, held)?
+                Rules::grammar(field, TopLevelGrammar::from_lark(source.clone()), None, symbols, tenant, held)?
             }
         };
         let texts = match (constraint, &rules) {
@@ -1011,8 +1012,9 @@ fn pointer_token(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// Returns why a schema cannot be compiled, if it cannot.
-fn schema_fault(schema: Value) -> Option<String> {
+/// Returns why a schema cannot be compiled with [`complete_formats`], if it cannot.
+fn schema_fault(mut schema: Value) -> Option<String> {
+    complete_formats(&mut schema);
     let builder = GrammarBuilder::new(None, LIMITS);
     let compile = || JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema);
     panic_utils::catch_unwind(AssertUnwindSafe(compile)).err().map(|error| format!("{error:#}"))
@@ -1210,10 +1212,12 @@ fn quoted_length(text: &str) -> usize {
 }
 
 impl Rules {
-    /// Prepares a parser, and checks that the vocabulary can write the beginning of a text that is forced.
+    /// Prepares a parser, and checks that the vocabulary can write the beginning of a text that is forced. `schema` is the client's, if
+    /// the grammar is that of a schema: errors point into it.
     fn grammar(
         field: &'static str,
         grammar: TopLevelGrammar,
+        schema: Option<Value>,
         symbols: &Arc<Symbols>,
         tenant: &str,
         held: CompileMemory,
@@ -1221,7 +1225,7 @@ impl Rules {
         let grammar = if symbols.trie.drops_space { after_space(&grammar) } else { grammar };
         let make = move |symbols: &Symbols| {
             let _held = held;
-            ready_parser(field, grammar, symbols)
+            ready_parser(field, grammar, schema.as_ref(), symbols)
         };
         let ready = on_large_stack(symbols, tenant, make)?;
         let ready = ready.recv_timeout(COMPILE_TIME).unwrap_or_else(|error| match error {
@@ -1232,17 +1236,21 @@ impl Rules {
     }
 }
 
-fn ready_parser(field: &'static str, mut grammar: TopLevelGrammar, symbols: &Symbols) -> Result<Matcher> {
+fn ready_parser(
+    field: &'static str,
+    mut grammar: TopLevelGrammar,
+    schema: Option<&Value>,
+    symbols: &Symbols,
+) -> Result<Matcher> {
     let trie = &symbols.trie;
     for part in &mut grammar.grammars {
         part.lark_grammar = part.lark_grammar.take().map(|source| check_grammar(field, &source)).transpose()?;
         part.json_schema.as_ref().map_or(Ok(()), |schema| check_patterns(field, schema))?;
     }
-    let schema = grammar.grammars.iter().find_map(|part| part.json_schema.clone());
     let began = now();
     let parser = symbols.factory()?.create_parser(grammar);
     let parser = parser.map_err(|error| {
-        let pointer = schema.as_ref().filter(|_| since(began) < STEP_TIME).and_then(fault_pointer);
+        let pointer = schema.filter(|_| since(began) < STEP_TIME).and_then(fault_pointer);
         let place = pointer.map(|pointer| format!(", at {}", clip(&pointer, REASON_BYTES))).unwrap_or_default();
         rejected(field, &format!("{error:#}"), &place)
     })?;
@@ -1267,7 +1275,7 @@ fn ready_parser(field: &'static str, mut grammar: TopLevelGrammar, symbols: &Sym
             computed?;
         }
         if allowed.with_text == 0 && !allowed.ends {
-            let characters = next_characters(&mut matcher, symbols);
+            let Some(characters) = next_characters(&mut matcher, symbols) else { return Err(too_slow(field)) };
             return Err(impossible(field, Stuck { position: trie.count_characters(&text), characters }));
         }
         let Some(only) = allowed.only().filter(|_| since(began) < FIRST_TIME) else { break };
@@ -1291,25 +1299,34 @@ fn is_stuck(mut matcher: Matcher, text: &[u32], symbols: &Symbols, limit: Durati
     })
 }
 
-/// Returns characters that the parser allows next: one for each byte that may follow.
-fn next_characters(matcher: &mut Matcher, symbols: &Symbols) -> Vec<char> {
+/// Returns characters that the parser allows next: one for each byte that may follow. Returns `None` if that takes too long.
+fn next_characters(matcher: &mut Matcher, symbols: &Symbols) -> Option<Vec<char>> {
     let trie = &symbols.trie;
     let first_bytes = |matcher: &mut Matcher| {
         let mask = symbols.limit_time(matcher, STEP_TIME, Matcher::compute_mask);
         mask.map(|mask| trie.first_bytes(&mask)).unwrap_or_default()
     };
-    let first = first_bytes(matcher).into_iter().take(NAMED_CHARACTERS + 1);
-    let character = |byte: u8| {
+    let first = first_bytes(matcher);
+    if matcher.is_cancelled() {
+        return None;
+    }
+    let mut characters = Vec::new();
+    for byte in first.into_iter().take(NAMED_CHARACTERS + 1) {
         let mut text = vec![byte];
         let mut after = matcher.deep_clone();
-        while std::str::from_utf8(&text).is_err() && text.len() < 4 {
-            let symbol = trie.byte_id(*text.last()?)?;
-            after.consume_token(symbol).ok()?;
-            text.push(first_bytes(&mut after).pop_first()?);
+        while std::str::from_utf8(&text).is_err() && text.len() < MAX_UTF8 {
+            let Some(symbol) = text.last().and_then(|last| trie.byte_id(*last)) else { break };
+            // a parser that fails here has no next byte
+            symbols.limit_time(&mut after, STEP_TIME, |after| after.consume_token(symbol)).ok();
+            let Some(next) = first_bytes(&mut after).pop_first() else { break };
+            text.push(next);
         }
-        std::str::from_utf8(&text).ok()?.chars().next()
-    };
-    first.filter_map(character).collect()
+        if after.is_cancelled() {
+            return None;
+        }
+        characters.extend(std::str::from_utf8(&text).ok().and_then(|text| text.chars().next()));
+    }
+    Some(characters)
 }
 
 /// Returns true if the grammar has a text that ends: if its start leads to characters alone. If `checks_lexemes`, a terminal that matches
@@ -1541,17 +1558,24 @@ impl ConstraintMatcher {
         self.is_behind
     }
 
-    /// Returns an error if it is known that nothing may follow the text. It names the position and what the form allows there.
+    /// Returns true if it is known that nothing may follow the text.
+    pub(crate) fn is_dead_end(&self) -> bool {
+        self.allowed.with_text == 0 && !self.allowed.ends && !self.is_behind
+    }
+
+    /// Returns an error if it is known that nothing may follow the text. It names the position and what the form allows there, which
+    /// takes a parser longer than [`is_dead_end`](Self::is_dead_end).
     pub(crate) fn dead_end(&self) -> Option<Error> {
-        let is_stuck = self.allowed.with_text == 0 && !self.allowed.ends && !self.is_behind;
-        is_stuck.then(|| {
-            let symbols = &self.compiled.symbols;
-            let characters = match self.state.clone() {
-                MatcherState::Pattern(mut matcher) => matcher.characters(),
-                MatcherState::Grammar(mut matcher) => next_characters(&mut matcher, symbols),
-            };
-            impossible(self.field, Stuck { position: symbols.trie.count_characters(&self.text), characters })
-        })
+        if !self.is_dead_end() {
+            return None;
+        }
+        let symbols = &self.compiled.symbols;
+        let characters = match &self.state {
+            MatcherState::Pattern(matcher) => Some(matcher.clone().characters()),
+            MatcherState::Grammar(matcher) => next_characters(&mut matcher.deep_clone(), symbols),
+        };
+        let Some(characters) = characters else { return Some(too_slow(self.field)) };
+        Some(impossible(self.field, Stuck { position: symbols.trie.count_characters(&self.text), characters }))
     }
 
     /// Finds what may follow, which may be nothing, unless that is given up. Fails if it takes more work or time than permitted.

@@ -40,11 +40,11 @@ pub(crate) const CACHE_BYTES: usize = 2 << 20;
 /// then takes up to 10 ms.
 const MAX_BRANCHES: usize = 300_000;
 
-/// Maximum time to find what may follow a text.
-pub(crate) const STEP_TIME: Duration = Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 200 });
+/// Factor of the time that a constraint may take: unoptimised programs, whose tests run in parallel, get six times as long.
+pub(crate) const SLOWDOWN: u64 = if cfg!(debug_assertions) { 6 } else { 1 };
 
-/// Maximum time to find where a text is stuck. It is longer in debug builds, whose tests run unoptimised and in parallel.
-const STUCK_TIME: Duration = if cfg!(debug_assertions) { Duration::from_secs(10) } else { STEP_TIME };
+/// Maximum time to find what may follow a text, and to find where every text is stuck.
+pub(crate) const STEP_TIME: Duration = Duration::from_millis(200 * SLOWDOWN);
 
 /// Maximum symbols of a vocabulary of which the allowed ones are found in microseconds.
 const LARGE_VOCABULARY: usize = 1024;
@@ -379,41 +379,58 @@ impl Pattern {
         self.dfa.memory_usage()
     }
 
-    /// Finds where every text of the vocabulary's symbols is stuck: the position, in symbols, and the characters that could follow
-    /// there. Returns `None` if that takes too long.
+    /// Finds the last position at which a text of the vocabulary's symbols reaches a state that no shorter one reaches, and the
+    /// characters that the expression allows there. Returns `None` if that takes too long.
     fn stuck(self, trie: &SymbolTrie) -> Option<Stuck> {
         let mut matcher = PatternMatcher::new(Arc::new(self), false);
-        let mut front = vec![Vec::new()];
+        let mut front: Vec<Vec<u8>> = vec![Vec::new()];
         let mut seen = HashSet::new();
-        let until = now() + STUCK_TIME;
+        let until = now() + STEP_TIME;
         let mut position = 0;
-        loop {
+        // the texts of that length that led to new states
+        let mut farthest: Vec<Vec<u8>> = Vec::new();
+        while !front.is_empty() {
             let mut next = Vec::new();
-            let mut characters = Vec::new();
             for text in front {
                 matcher.restart(&text, until);
                 if matcher.is_late() {
                     return None;
                 }
-                if !seen.insert(matcher.state) || seen.len() > VISITED_STATES {
+                if seen.len() >= VISITED_STATES || !seen.insert(matcher.state) {
                     continue;
                 }
-                characters.extend(matcher.characters());
                 let mut allowed = Allowed::new(trie);
-                if matcher.allowed(trie, &mut allowed, STUCK_TIME).is_err() {
-                    continue;
+                let found = matcher.allowed(trie, &mut allowed, STEP_TIME);
+                if matcher.is_late() {
+                    return None;
                 }
-                next.extend(allowed.symbols.iter().map(|symbol| [&text, trie.bytes(symbol)].concat()));
+                if found.is_ok() {
+                    next.extend(allowed.symbols.iter().map(|symbol| [&text, trie.bytes(symbol)].concat()));
+                }
+                // a text of bytes may end within a character
+                let Ok(length) = std::str::from_utf8(&text).map(|text| text.chars().count()) else { continue };
+                if length > position {
+                    position = length;
+                    farthest.clear();
+                }
+                if length == position {
+                    farthest.push(text);
+                }
             }
+            front = next;
+        }
+        let mut characters = BTreeSet::new();
+        for text in farthest {
+            matcher.restart(&text, until);
             if matcher.is_late() {
                 return None;
             }
-            if next.is_empty() {
-                return Some(Stuck { position, characters });
+            characters.extend(matcher.characters());
+            if characters.len() > NAMED_CHARACTERS {
+                break;
             }
-            front = next;
-            position += 1;
         }
+        Some(Stuck { position, characters: characters.into_iter().collect() })
     }
 }
 
@@ -468,7 +485,7 @@ pub(crate) fn too_slow(field: &'static str) -> Error {
 /// The place where a text cannot go on.
 #[derive(Debug)]
 pub(crate) struct Stuck {
-    /// The position in the text.
+    /// The position in the text, in characters.
     pub(crate) position: usize,
     /// The characters that the constraint allows there.
     pub(crate) characters: Vec<char>,

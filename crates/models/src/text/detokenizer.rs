@@ -116,7 +116,7 @@ impl StreamDetokenizer {
     /// Ends the text and returns what was held back, without a code point that is unfinished.
     pub fn finish_whole(&mut self) -> &str {
         self.pending.clear();
-        self.subword_state.drop_unfinished();
+        self.subword_state.pending.clear();
         self.finish()
     }
 

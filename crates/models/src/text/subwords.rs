@@ -88,17 +88,10 @@ pub struct Subword {
 #[derive(Debug, Clone, Default)]
 pub(super) struct DecodeState {
     /// Bytes of an unfinished code point: at most three between calls.
-    pending: Vec<u8>,
+    pub(super) pending: Vec<u8>,
     ids: Vec<u32>,
     prefix: String,
     index: usize,
-}
-
-impl DecodeState {
-    /// Drops the bytes of an unfinished code point.
-    pub(super) fn drop_unfinished(&mut self) {
-        self.pending.clear();
-    }
 }
 
 impl std::fmt::Debug for SubwordTokenizer {

@@ -276,6 +276,16 @@ fn check_each<T: Sync>(items: &[T], check: impl AsyncFn(&T) -> String + Sync) {
 
 #[test]
 fn every_mistake_on_the_command_line_has_its_message() {
+    check_commands("command-line.txt");
+}
+
+#[test]
+fn every_mistake_with_a_server_has_its_message() {
+    check_commands("servers.txt");
+}
+
+/// Checks a file's commands. Each paragraph has a folder of its own.
+fn check_commands(file: &str) {
     let servers = Servers::start();
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let folder = |given: &str| {
@@ -294,7 +304,7 @@ fn every_mistake_on_the_command_line_has_its_message() {
         Rc::new(folder)
     };
     let addresses = servers.addresses();
-    let text = read_cases("command-line.txt");
+    let text = read_cases(file);
     check_each(&cases(&text), async |case: &Case<'_>| wrong(case, &addresses, &folder).await);
 }
 

@@ -787,9 +787,9 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
          truncate_prompt_tokens sampling_seed random_seed inputs input input_ids prompt_token_ids prompt_embeds \
          input_embeds text messages suffix input_prefix input_suffix input_extra negative_prompt negative_prompt_ids \
          system template chat_template images image_data audio_data multimodal_data session_params lora lora_path \
-         lora_request lora_name adapter_id adapters watermarking_config reasoning reasoning_effort verbosity \
+         lora_request lora_name lora_id adapter_id adapters watermarking_config reasoning reasoning_effort verbosity \
          web_search_options sampler_order sampler_seed custom_token_bans memory context decoder_input_ids penalty_prompt \
-         logits_bias maxTokens topP topK frequencyPenalty presencePenalty",
+         logits_bias bias antislop modalities maxTokens topP topK frequencyPenalty presencePenalty",
     ),
     (
         OtherField::Refused("{}"),
@@ -799,7 +799,7 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
     (
         OtherField::Refused("false"),
         "use_beam_search json_object guided_json_object ban_eos_token watermark watermarking return_full_text no_stop_trim token_healing \
-         renormalize_logits continue_final_message raw penalize_nl",
+         renormalize_logits continue_final_message raw penalize_nl dynamic_temperature temperature_last",
     ),
     (OtherField::Refused("true"), "add_special_tokens skip_special_tokens"),
     (
@@ -810,7 +810,7 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
     (
         OtherField::Refused("1"),
         "typical typical_p tfs tfs_z repeat_penalty encoder_repetition_penalty num_beam_groups beam_width guidance_scale cfg_scale \
-         num_return_sequences n_cmpl",
+         num_return_sequences n_cmpl len_penalty",
     ),
     (OtherField::Refused("-1"), "top_n_sigma adaptive_target thinking_token_budget"),
     (OtherField::Refused("-1 or 64"), "repeat_last_n"),

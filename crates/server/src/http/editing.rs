@@ -21,9 +21,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use prost::Message as _;
-use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 use tokio::sync::mpsc::{self, OwnedPermit, Sender};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -377,15 +377,20 @@ fn constraint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<v1::C
         JsonObject(bool),
         Grammar(String),
     }
-    let form = Option::deserialize(deserializer)?.map(|field| match field {
+    let Some(fields) = Option::<Map<String, Value>>::deserialize(deserializer)? else { return Ok(None) };
+    if fields.len() != 1 {
+        let known = "regex, choice, json_schema, json_object or grammar";
+        return Err(D::Error::custom(format_args!("expected one field ({known}), found {}", fields.len())));
+    }
+    let form = match serde_json::from_value(Value::Object(fields)).map_err(D::Error::custom)? {
         FormField::Regex(source) => Form::Regex(source),
         FormField::Choice(texts) => Form::Choice(v1::Choice { texts }),
         FormField::JsonSchema(Value::String(source)) => Form::JsonSchema(source),
         FormField::JsonSchema(schema) => Form::JsonSchema(schema.to_string()),
         FormField::JsonObject(wanted) => Form::JsonObject(wanted),
         FormField::Grammar(source) => Form::Grammar(source),
-    });
-    Ok(form.map(|form| v1::Constraint { form: Some(form), end_when_complete: None }))
+    };
+    Ok(Some(v1::Constraint { form: Some(form), end_when_complete: None }))
 }
 
 /// Reads the end of a completion.

@@ -10,18 +10,16 @@ use crate::cli::output::{self, Progress};
 use crate::cli::score::{parse_windows, wire_windows};
 use crate::cli::signals::{EndSignals, exit};
 use serde_json::json;
-use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IsTerminal, Read, Seek, Write as _};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{JoinSet, LocalSet};
+use tokio::task::JoinSet;
 use weir_client::calls::{MessageStream, Upload};
 use weir_client::connection::Client;
 use weir_engine::Limits;
@@ -82,10 +80,10 @@ fn run(args: &CodecArgs, pairs: Vec<FilePair>, direction: Direction) -> Result<(
         max_files,
         blocks: args.rows.min(BLOCKS) as u64,
         max_blocks: BLOCKS_OF_A_ROW * args.rows as u64,
-        progress: RefCell::new(CodingProgress { bar: Progress::texts(), done: vec![0; texts.len()], texts, began }),
+        progress: Mutex::new(CodingProgress { bar: Progress::texts(), done: vec![0; texts.len()], texts, began }),
     };
     // Dropping an incomplete output file removes it.
-    let coded = LocalSet::new().block_on(&served.runtime, Rc::new(coder).run_all(&pairs))?;
+    let coded = served.runtime.block_on(Arc::new(coder).run_all(&pairs))?;
     let mut summaries = Vec::new();
     let mut failures = Vec::new();
     for result in coded {
@@ -557,12 +555,12 @@ struct Coder {
     blocks: u64,
     /// Maximum blocks of all these files. A file runs even if it alone has more.
     max_blocks: u64,
-    progress: RefCell<CodingProgress>,
+    progress: Mutex<CodingProgress>,
 }
 
 impl Coder {
-    /// Codes all files on the calling thread. Returns their summaries or errors, in order: a file is coded even if others fail.
-    async fn run_all(self: Rc<Self>, pairs: &[FilePair]) -> Result<Vec<Result<CodecSummary>>> {
+    /// Codes all files. Returns their summaries or errors, in order: a file is coded even if others fail.
+    async fn run_all(self: Arc<Self>, pairs: &[FilePair]) -> Result<Vec<Result<CodecSummary>>> {
         let mut results: Vec<_> = pairs.iter().map(|_| Ok(CodecSummary::default())).collect();
         let mut waiting = pairs.iter().cloned().enumerate().peekable();
         let mut running = JoinSet::new();
@@ -573,8 +571,8 @@ impl Coder {
                     .next_if(|(index, _)| running.is_empty() || blocks + self.running_blocks(*index) <= self.max_blocks)
             {
                 blocks += self.running_blocks(index);
-                let coder = Rc::clone(&self);
-                running.spawn_local(async move { (index, coder.run_one(index, &pair).await) });
+                let coder = Arc::clone(&self);
+                running.spawn(async move { (index, coder.run_one(index, &pair).await) });
             }
             let Some(coded) = running.join_next().await else { return Ok(results) };
             let (index, result) = coded.map_err(|error| Error::Internal(format!("a file's task ended: {error}")))?;
@@ -583,9 +581,13 @@ impl Coder {
         }
     }
 
+    fn progress(&self) -> MutexGuard<'_, CodingProgress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns how many blocks of a file run side by side.
     fn running_blocks(&self, index: usize) -> u64 {
-        let progress = self.progress.borrow();
+        let progress = self.progress();
         progress.texts[index].as_ref().map_or(self.blocks, |text| text.blocks_after(0).min(self.blocks))
     }
 
@@ -595,7 +597,7 @@ impl Coder {
         let mut output = OutputFile::create(pair, self.overwrite, &self.partial_files)?;
         let coded = self.code(index, pair, input, &mut output).await;
         let summary = coded.map_err(|error| in_file(&pair.input, error, output.piped))?;
-        self.progress.borrow_mut().finish(index);
+        self.progress().finish(index);
         output.commit()?;
         Ok(summary)
     }
@@ -643,7 +645,7 @@ impl Coder {
             match part(message) {
                 Some(CodedPart::Output(bytes)) => output.write(&bytes)?,
                 Some(CodedPart::Progress(progress)) => {
-                    self.progress.borrow_mut().update(index, self.blocks, progress);
+                    self.progress().update(index, self.blocks, progress);
                 }
                 Some(CodedPart::Summary(summary)) => return Ok(summary),
                 None => {}

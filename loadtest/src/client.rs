@@ -64,7 +64,7 @@ impl ConnectionPool {
 }
 
 /// Returns the name of the gRPC code as the specification spells it. A lost connection is `UNAVAILABLE`: tonic's code for it is
-/// UNKNOWN in the midst of an answer, and CANCELLED before the request was written.
+/// UNKNOWN while an answer arrives, and CANCELLED before the request was written.
 pub fn code_name(status: &Status) -> &'static str {
     match status.code() {
         Code::Unknown | Code::Cancelled if status.source().is_some() => UNAVAILABLE,

@@ -88,7 +88,7 @@ pub struct CheckedWord {
     pub bytes: Range<usize>,
     /// ln p of the word and of the character after it, given the text before it.
     pub logprob: f64,
-    /// Spellings, best first. One at least is more probable by as much as the word needs.
+    /// Spellings, best first. At least one is more probable than the word by as much as the word needs.
     pub alternatives: Vec<Spelling>,
 }
 
@@ -246,7 +246,8 @@ impl CheckTask {
     }
 }
 
-/// Keeps the first `count` spellings, at least 1. If none of them is enough, the first one that is replaces the last of them.
+/// Keeps the first `count` spellings; `count` is at least 1. If none of these is enough, the best spelling that is enough replaces the
+/// last of them.
 fn shorten(spellings: &mut Vec<Spelling>, count: usize, is_enough: impl Fn(&Spelling) -> bool) {
     if let Some(enough) = spellings.iter().position(is_enough)
         && enough >= count

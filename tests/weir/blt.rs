@@ -245,7 +245,7 @@ fn a_changed_file_takes_its_model_out_of_service() {
     let until = |what: &str, holds: &dyn Fn() -> bool| {
         let began = Instant::now();
         while !holds() {
-            assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+            assert!(began.elapsed() < TIMEOUT, "{what}");
         }
     };
     until("the server is ready", &|| serves("patches") && serves("other"));

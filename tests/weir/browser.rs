@@ -8,9 +8,6 @@ use std::{
     net::{TcpListener, TcpStream},
 };
 
-/// Maximum wait for the page to reach a state.
-const TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Key codes of WebDriver.
 const RIGHT: &str = "\u{e014}";
 

@@ -11,8 +11,6 @@ use weir_proto::v1::{Sampling, Stopping};
 /// Concurrent requests: far more than both replicas have rows.
 const CLIENTS: u64 = 16;
 const CHARS: u32 = 100;
-/// Maximum wait for an expected event.
-const SOON: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy)]
 enum Proxy {
@@ -107,7 +105,7 @@ impl Site {
         let socket = folder.path().join("socket");
         let started = Instant::now();
         let channel = loop {
-            assert!(started.elapsed() < SOON, "the proxy does not listen: {}", proxy.stderr());
+            assert!(started.elapsed() < TIMEOUT, "the proxy does not listen: {}", proxy.stderr());
             let socket = socket.clone();
             let connect = tower::service_fn(move |_: Uri| {
                 let socket = socket.clone();
@@ -125,7 +123,7 @@ impl Site {
         assert_eq!((refused.code(), refused.message()), expected);
         // The proxy's health checks may need some time to find the replicas.
         while deployment.ask(0, 1).await.failure.is_some() {
-            assert!(started.elapsed() < SOON, "no replica is found: {}", deployment.proxy.stderr());
+            assert!(started.elapsed() < TIMEOUT, "no replica is found: {}", deployment.proxy.stderr());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Some(deployment)

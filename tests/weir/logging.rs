@@ -7,8 +7,6 @@ use std::fs::File;
 use std::io::{PipeReader, pipe};
 use weir_proto::v1::Stopping;
 
-const TIMEOUT: Duration = Duration::from_secs(120);
-
 /// Calls that log far more than a pipe holds.
 const CALLS: usize = 400;
 

@@ -40,9 +40,6 @@ fn inserted(answer: &Value) -> Vec<&str> {
     items.iter().filter_map(|item| item["insertText"].as_str().or(item["textEdit"]["newText"].as_str())).collect()
 }
 
-/// Maximum time that an answer may take.
-const TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Waits until `found` returns something.
 #[track_caller]
 fn until<T>(never: &str, mut found: impl FnMut() -> Option<T>) -> T {

@@ -10,8 +10,8 @@ use crate::golden::Golden;
 use crate::process::Server;
 use crate::summaries::write_random_model;
 use crate::support::{
-    Alone, BLT_CASES, CASES, HNET_CASES, LSLM_CASES, Random, checkpoint, converted, difference, fixture, fixture_in,
-    full, golden_data, long_runs, model_of, text_symbols,
+    Alone, BLT_CASES, CASES, HNET_CASES, LSLM_CASES, Random, TIMEOUT, checkpoint, converted, difference, fixture,
+    fixture_in, full, golden_data, long_runs, model_of, text_symbols,
 };
 use prost::Message;
 use safetensors::{SafeTensors, tensor::TensorView};

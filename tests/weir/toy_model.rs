@@ -49,8 +49,8 @@ pub(crate) const BYTES: usize = 10;
 /// Hash of the empty text.
 const SALT: u64 = 1;
 
-/// Maximum time for which a step is held.
-const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum time for which a step or a request is held, so that a test fails in the end.
+pub(crate) const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Decides when, and how fast, the steps of a model run.
 #[derive(Default)]

@@ -29,9 +29,6 @@ const LETTERS: [&str; 8] = [" ", "a", "b", "c", "d", "e", "f", "g"];
 /// A request of at least this many symbols can be held while it is submitted.
 pub(super) const HELD_SYMBOLS: usize = 1800;
 
-/// Maximum time that a request is held, so that a test fails in the end.
-const HELD_TIME: Duration = Duration::from_secs(15);
-
 pub(super) struct Fake {
     card: Card,
     bytes: Arc<AtomicUsize>,
@@ -114,7 +111,8 @@ impl Fake {
         let (gate, changed) = &self.submission;
         let mut gate = gate.lock().unwrap();
         gate.waiting += 1;
-        let (mut gate, _) = changed.wait_timeout_while(gate, HELD_TIME, |gate| gate.is_closed).unwrap();
+        let (mut gate, _) =
+            changed.wait_timeout_while(gate, crate::toy_model::HOLD_TIMEOUT, |gate| gate.is_closed).unwrap();
         gate.waiting -= 1;
     }
 

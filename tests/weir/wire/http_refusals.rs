@@ -90,7 +90,6 @@ async fn a_connection_whose_client_does_not_read_is_closed() {
 
 const ALICE: &str = "authorization: Bearer a-key-that-alice-has";
 const BOB: &str = "authorization: Bearer another-key-that-bob-has";
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server with two keys and `request_memory` bytes for arriving bodies.
 async fn with_keys(request_memory: usize) -> Server {

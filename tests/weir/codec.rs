@@ -141,15 +141,15 @@ fn the_file_has_the_size_that_the_score_predicts() {
     let text = path(folder.path(), "a.txt");
     let out = path(folder.path(), "a.weir");
     let back = path(folder.path(), "b.txt");
-    let english = english_text(3000);
+    let english = english_text(1500);
     fs::write(&text, &english).unwrap();
     let args = ["compress", "--json", "--model", MODEL, "--windowed", "512,384", "--isa", "avx2", &text, &out];
     let args = if weir::kernels::Isa::parse("avx2").is_some() { &args[..] } else { &[&args[..6], &args[8..]].concat() };
     let report = weir_json(args);
     let bytes = fs::metadata(&out).unwrap().len();
-    assert_eq!((&report["files"][0]["compressed_bytes"], &report["files"][0]["chars"]), (&bytes.into(), &3000.into()));
+    assert_eq!((&report["files"][0]["compressed_bytes"], &report["files"][0]["chars"]), (&bytes.into(), &1500.into()));
     let score = weir_json(&["score", "--json", "--model", MODEL, "--windowed", "512,384", "--file", &text]);
-    let predicted = score["bits_per_char"].as_f64().unwrap() * 2999.0 + 27f64.log2();
+    let predicted = score["bits_per_char"].as_f64().unwrap() * 1499.0 + 27f64.log2();
     // header, one block's front, and end; the coder ends with up to two words
     let around = 63 + 9 + 41;
     let coded = (bytes - around) as f64 * 8.0;
@@ -477,10 +477,14 @@ fn shipped() -> Vec<(String, Dtype)> {
     names.into_iter().flat_map(|name| Dtype::ALL.map(|dtype| (name.clone(), dtype))).collect()
 }
 
+/// Short runs take one of the dtypes for each model, a different one from model to model.
 fn shipped_models_give_texts_back(dtypes: [Dtype; 2]) {
     let another = fused().into_iter().find(|isa| *isa != Isa::detect()).unwrap_or(Isa::detect());
-    for (name, dtype) in shipped().iter().filter(|(_, dtype)| dtypes.contains(dtype)) {
-        comes_back(name, *dtype, [Isa::detect(), another], 60);
+    let dtypes_of_models = shipped().into_iter().filter(|(_, dtype)| dtypes.contains(dtype)).enumerate();
+    for (index, (name, dtype)) in dtypes_of_models {
+        if long_runs() || index % 2 == index / 2 % 2 {
+            comes_back(&name, dtype, [Isa::detect(), another], 60);
+        }
     }
 }
 

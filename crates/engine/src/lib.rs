@@ -13,7 +13,8 @@
 //! - `request`, `document_request`: a running text or summary: its status, timing and event channel
 //! - `batch`: the running rows, and one step of them
 //! - [`session`]: one sequence: feeds the prompt, samples, stops; [`sampling`], [`beam`], [`speculation`] are its policies
-//! - [`constraint`]: the form that a text must have: which symbols may follow; `pattern` has regular expressions
+//! - [`constraint`]: the form that a text must have: which symbols may follow; `pattern` has regular expressions, and
+//!   `json_schema` what a schema means beyond its parser
 //! - [`cache`]: the segment cache (beginnings of texts) and the document cache (encoded documents)
 //! - [`text_window`]: the text of a sequence, of which a beginning may be shared or dropped
 //! - [`editing`]: the session of a document that a client edits; [`edited_text`] holds it, [`completion`] ranks continuations
@@ -40,6 +41,7 @@ pub mod edited_text;
 pub mod editing;
 mod engine;
 pub mod extract;
+mod json_schema;
 pub mod observer;
 pub mod options;
 mod pattern;

@@ -58,6 +58,23 @@ const VISITED_STATES: usize = 4096;
 /// Characters that an error names, at most.
 pub(crate) const NAMED_CHARACTERS: usize = 8;
 
+/// Maximum classes such as `\w` and `\p{L}` in a constraint's expressions. Each takes 13 kB while the constraint is compiled.
+const MAX_CLASSES: usize = 2000;
+
+pub(crate) fn check_classes(field: &'static str, length: usize) -> Result<()> {
+    let unit = r"classes such as \w";
+    match length > MAX_CLASSES {
+        true => Err(Error::TooLong { field, length, limit: MAX_CLASSES, unit, why: None }),
+        false => Ok(()),
+    }
+}
+
+/// Counts classes such as `\w` in a text by their first two characters, without parsing the text.
+pub(crate) fn count_classes(source: &str) -> usize {
+    let is_class = |pair: &&[u8]| matches!(pair, [b'\\', class] if b"pPwWdDsS".contains(class));
+    source.as_bytes().windows(2).filter(is_class).count()
+}
+
 /// The symbols of a vocabulary by their bytes. Has more ids than the vocabulary: one stands for the end of a text, and others for the
 /// bytes that are no symbols, so that the set of symbols after a text also tells which bytes the vocabulary lacks there.
 pub(crate) struct SymbolTrie {

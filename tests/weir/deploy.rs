@@ -98,7 +98,9 @@ impl Site {
     async fn open(proxy: Proxy) -> Option<Self> {
         let program = proxy.program()?;
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/hourglass-english");
-        let start = || Server::of(&[model.into()], &["--rows", "2", "--kv-memory", "64MiB", "--late-headers"]);
+        // On a busy machine, draining takes longer than the default limit.
+        let flags = ["--rows", "2", "--kv-memory", "64MiB", "--late-headers", "--drain-seconds", "600"];
+        let start = || Server::of(&[model.into()], &flags);
         let replicas = vec![start(), start()];
         let folder = TempDir::new().unwrap();
         let proxy = proxy.start(&program, folder.path(), &replicas);

@@ -11,14 +11,20 @@ const wellFormed = (text) => text.replace(/\p{Surrogate}/gu, "\ufffd");
 const isLow = (unit) => unit >= 0xdc00 && unit < 0xe000;
 const isHigh = (unit) => unit >= 0xd800 && unit < 0xdc00;
 
+/** Returns how many items two lists share at their beginnings, and how many of the others at their ends. `isSame` compares by index. */
+function alike(length, other, isSame) {
+  const limit = Math.min(length, other);
+  let start = 0;
+  while (start < limit && isSame(start, start)) start += 1;
+  let same = 0;
+  while (same < limit - start && isSame(length - 1 - same, other - 1 - same)) same += 1;
+  return [start, same];
+}
+
 /** Returns the replacement that turns one text into another, with offsets in units of UTF-16 on the edges of code points. */
 function replacement(before, after) {
-  const limit = Math.min(before.length, after.length);
-  let start = 0;
-  while (start < limit && before.charCodeAt(start) === after.charCodeAt(start)) start += 1;
+  let [start, same] = alike(before.length, after.length, (index, other) => before.charCodeAt(index) === after.charCodeAt(other));
   if (start && isHigh(before.charCodeAt(start - 1))) start -= 1;
-  let same = 0;
-  while (same < limit - start && before.charCodeAt(before.length - 1 - same) === after.charCodeAt(after.length - 1 - same)) same += 1;
   if (same && isLow(after.charCodeAt(after.length - same))) same -= 1;
   return { start, end: before.length - same, text: after.slice(start, after.length - same) };
 }

@@ -12,6 +12,11 @@ const LEAVE_PAUSE = 250;
 /** Characters to predict for further words, and minimum characters before the cursor to predict them from. */
 const EXTENSION = 20;
 const READ_BEFORE = 1024;
+/** Pixels from an edge of the text area to its text, and units of UTF-16 before and after those in view that are shaded. */
+const INSET = 16;
+const AROUND = 500;
+/** The classes of surprises. */
+const HEAT = ["", "h1", "h2", "h3", "h4", "h5"];
 const RETRY_FIRST = 250;
 const RETRY_LAST = 8000;
 
@@ -46,7 +51,7 @@ class Editor {
     this.fixes = new Fixes(this);
     this.area.addEventListener("input", (event) => this.typed(event));
     this.area.addEventListener("keydown", (event) => this.key(event));
-    this.area.addEventListener("scroll", () => (this.mirror.scrollTop = this.area.scrollTop));
+    this.area.addEventListener("scroll", () => this.draw());
     document.addEventListener("selectionchange", () => this.moved());
     at("until").addEventListener("change", () => {
       editing.mark(at("until"), false);
@@ -198,8 +203,7 @@ class Editor {
     this.pick = 0;
     this.tail = !first ? before : before.startsWith(first.text) ? before.slice(first.text.length) : "";
     this.showItems();
-    this.draw();
-    this.reveal();
+    this.draw(true);
     clearTimeout(this.speaking);
     at("edit-spoken").textContent = "";
     if (first) this.speaking = setTimeout(() => (at("edit-spoken").textContent = `Completion: ${this.ghost()}`), SPOKEN_PAUSE);
@@ -234,8 +238,7 @@ class Editor {
     // Whole words only: the last one may be cut. The space after it is taken too, so that the next completion begins a word.
     const [words] = /^(?:\S*\s+\S+(?=[\s.,;:!?])){1,2} ?/.exec(answer.choices[0].text) || [""];
     this.tail = words;
-    this.draw();
-    this.reveal();
+    this.draw(true);
   }
 
   /** Selects a completion, which becomes the ghost text. */
@@ -336,20 +339,42 @@ class Editor {
     this.draw();
   }
 
-  /** Draws the mirror: the text with its shades and marks, and the ghost text at the end of a line. */
-  draw() {
+  /** Draws the mirror once the handlers that run now have ended, and scrolls the ghost text into view if `reveals`. */
+  draw(reveals = false) {
+    this.reveals ||= reveals;
+    this.drawing ??= Promise.resolve().then(() => {
+      this.drawing = null;
+      this.drawMirror();
+      if (this.reveals) this.reveal();
+      this.reveals = false;
+    });
+  }
+
+  /** Returns the place of the text at a height of the page; `other` if the browser does not tell it. */
+  placeAt(y, other) {
+    const place = document.caretPositionFromPoint?.(this.area.getBoundingClientRect().left + INSET, y);
+    return place && place.offsetNode === this.area ? place.offset : other;
+  }
+
+  /** Draws the text with its marks, the shades of what is in view, and the ghost text at the end of a line. Keeps what has not changed. */
+  drawMirror() {
     const text = this.area.value;
     const cursor = this.area.selectionStart;
     const ghost = this.ghost();
     const hasGhost = ghost && cursor === this.area.selectionEnd && (cursor === text.length || text[cursor] === "\n");
+    // Widths have fractions of pixels, by which lines would wrap elsewhere.
+    const { width, height, top, bottom } = this.area.getBoundingClientRect();
+    const scrollbar = this.area.offsetWidth - this.area.clientWidth - 2;
+    const first = this.placeAt(Math.max(top, 0) + INSET, 0) - AROUND;
+    const last = this.placeAt(Math.min(bottom, innerHeight) - INSET, text.length) + AROUND;
     const spans = [];
     let word = 0;
     const { words } = this.surprises;
     const push = (start, end, name) => {
-      // Cuts at the edges of surprising words.
+      // Cuts at the cursor and at the edges of surprising words.
       while (word < words.length && words[word].end <= start) word += 1;
       const odd = words[word];
-      const edge = odd && [odd.start, odd.end].find((edge) => start < edge && edge < end);
+      const edge = [cursor, odd?.start, odd?.end].find((edge) => start < edge && edge < end);
       if (edge !== undefined) {
         push(start, edge, name);
         push(edge, end, name);
@@ -357,34 +382,37 @@ class Editor {
       }
       const isOdd = odd && odd.start <= start && end <= odd.end;
       const names = isOdd ? `${name} odd`.trim() : name;
-      const last = spans[spans.length - 1];
-      if (last && last.name === names && last.end === start && start !== cursor) last.end = end;
+      const previous = spans[spans.length - 1];
+      if (previous && previous.name === names && previous.end === start && start !== cursor) previous.end = end;
       else if (start < end) spans.push({ start, end, name: names });
     };
     const isHot = at("heat").checked;
     const shades = new Shades();
     let drawn = 0;
     for (const part of this.parts) {
+      const isInView = first <= part.end && part.start <= last;
+      const shade = isHot ? isInView && HEAT[heat(part.bits)] : shades.next(part);
+      if (!isInView) continue;
       push(drawn, part.start, "");
-      const shade = shades.next(part);
-      push(part.start, part.end, isHot ? `h${heat(part.bits)}` : shade);
+      push(part.start, part.end, shade);
       drawn = part.end;
     }
-    // The cursor may be within the rest.
-    push(drawn, Math.max(drawn, cursor), "");
-    push(Math.max(drawn, cursor), text.length, "");
-    const nodes = spans.map(({ start, end, name }) => (name ? make("span", name, text.slice(start, end)) : document.createTextNode(text.slice(start, end))));
+    push(drawn, text.length, "");
+    const wanted = spans.map(({ start, end, name }) => ({ name, text: text.slice(start, end) }));
     if (hasGhost) {
-      const shade = make("span", cursor === text.length ? "ghost" : "ghost within", ghost);
       const place = spans.findIndex(({ start }) => start >= cursor);
-      nodes.splice(place < 0 ? nodes.length : place, 0, make("wbr"), shade);
+      wanted.splice(place < 0 ? spans.length : place, 0, { name: cursor === text.length ? "ghost" : "ghost within", text: ghost });
     }
     // A line break at the end has a line after it in the text area only.
-    nodes.push(document.createTextNode("\u200b"));
-    this.mirror.replaceChildren(...nodes);
-    // Widths have fractions of pixels, by which lines would wrap elsewhere.
-    const { width, height } = this.area.getBoundingClientRect();
-    const scrollbar = this.area.offsetWidth - this.area.clientWidth - 2;
+    wanted.push({ name: "", text: "\u200b" });
+    const shown = this.mirror.childNodes;
+    const isKept = (node, { name, text }) => (node.className ?? "") === name && node.textContent === text;
+    const [start, same] = alike(shown.length, wanted.length, (index, other) => isKept(shown[index], wanted[other]));
+    for (const node of [...shown].slice(start, shown.length - same)) node.remove();
+    const next = shown[start] ?? null;
+    for (const { name, text } of wanted.slice(start, wanted.length - same)) {
+      this.mirror.insertBefore(name ? make("span", name, text) : document.createTextNode(text), next);
+    }
     this.mirror.style.width = `${width - scrollbar}px`;
     this.mirror.style.height = `${height}px`;
     this.mirror.scrollTop = this.area.scrollTop;

@@ -326,7 +326,7 @@ impl Header {
             return wrong("header", format!("{length} bytes"), format!("{} bytes", text.len()));
         }
         if text.first() != Some(&b'{') {
-            let found = format!("{:?}", text.first().map(|&byte| char::from(byte)));
+            let found = text.first().map_or("nothing".into(), |&byte| format!("{:?}", char::from(byte)));
             return wrong("header", "a JSON object".into(), found);
         }
         let items: UniqueMap<Box<RawValue>> = files::parse(text, file, "")?;

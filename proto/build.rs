@@ -16,7 +16,7 @@ const FILES: [&str; 7] = [
 const INFERENCE: [&str; 1] = ["inference/inference.proto"];
 
 /// Messages that are also serialized as JSON: those of a latency report, and what describes an answer.
-const SERIALIZED: [&str; 26] = [
+const SERIALIZED: [&str; 30] = [
     "ModelReport",
     "MeasuredTexts",
     "LevelUsage",
@@ -43,6 +43,10 @@ const SERIALIZED: [&str; 26] = [
     "DocumentCompletions",
     "CompletionItem",
     "StaleRequest",
+    "CodecProgress",
+    "CodecSummary",
+    "SummaryPart",
+    "WordAlternative",
 ];
 
 #[expect(clippy::disallowed_methods, reason = "Cargo passes build scripts the output folder in the environment")]
@@ -62,6 +66,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         for message in SERIALIZED {
             builder = builder.type_attribute(message, "#[derive(serde::Serialize)]");
         }
+        // Each program has its own form of the selected tokens.
+        builder = builder.field_attribute("SummaryPart.selected", "#[serde(skip)]");
         builder.compile_fds_with_config(descriptors, config)?;
     }
     Ok(())

@@ -12,6 +12,47 @@ pub mod v1 {
     tonic::include_proto!("weir.v1");
 }
 
+/// The event of a response of `Compress` or of `Decompress`.
+#[derive(Debug)]
+pub enum CodecEvent {
+    /// Bytes of the compressed data, or of the text.
+    Output(Vec<u8>),
+    /// The progress, if the request asks for it.
+    Progress(v1::CodecProgress),
+    /// The sizes, at the end.
+    Summary(v1::CodecSummary),
+}
+
+/// Converts the responses of a method, whose output has the name `$output`, from and to events.
+macro_rules! codec_events {
+    ($response:ident, $module:ident, $output:ident) => {
+        impl From<CodecEvent> for v1::$response {
+            fn from(event: CodecEvent) -> Self {
+                let event = match event {
+                    CodecEvent::Output(bytes) => v1::$module::Event::$output(bytes),
+                    CodecEvent::Progress(progress) => v1::$module::Event::Progress(progress),
+                    CodecEvent::Summary(summary) => v1::$module::Event::Summary(summary),
+                };
+                Self { event: Some(event) }
+            }
+        }
+
+        /// Returns nothing for a message without an event.
+        impl From<v1::$response> for Option<CodecEvent> {
+            fn from(response: v1::$response) -> Self {
+                response.event.map(|event| match event {
+                    v1::$module::Event::$output(bytes) => CodecEvent::Output(bytes),
+                    v1::$module::Event::Progress(progress) => CodecEvent::Progress(progress),
+                    v1::$module::Event::Summary(summary) => CodecEvent::Summary(summary),
+                })
+            }
+        }
+    };
+}
+
+codec_events!(CompressResponse, compress_response, Data);
+codec_events!(DecompressResponse, decompress_response, Text);
+
 /// The served part of the Open Inference Protocol, which other projects define.
 pub mod inference {
     #![allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]

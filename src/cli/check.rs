@@ -163,8 +163,7 @@ fn word_json(word: &CheckedWord, place: &Place<'_>, start: usize, utf16: usize) 
         "start_utf16": utf16 + size(word.start_utf16),
         "end_utf16": utf16 + size(word.end_utf16),
         "logprob": word.logprob,
-        "alternatives":
-            word.alternatives.iter().map(|other| json!({ "text": other.text, "logprob": other.logprob })).collect::<Vec<_>>(),
+        "alternatives": word.alternatives,
     })
 }
 

@@ -29,8 +29,7 @@ use weir_engine::options::WindowOptions;
 use weir_kernels::Isa;
 use weir_kernels::error::{Error, Result, printable};
 use weir_models::load::MAX_SYMBOLS;
-use weir_proto::v1::compress_response::Event as CompressEvent;
-use weir_proto::v1::decompress_response::Event as DecompressEvent;
+use weir_proto::CodecEvent;
 use weir_proto::v1::{CodecProgress, CodecSummary, CompressOptions, DecompressOptions};
 
 /// Runs `weir compress`. Fails if the model cannot compress, a text is outside of its vocabulary, or a file cannot be read or written.
@@ -106,15 +105,10 @@ fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[CodecSummary], seconds:
     let rate = totals.iter().map(|totals| totals.chars as f64).sum::<f64>() / seconds;
     if args.json {
         let file = |(pair, totals): (&FilePair, &CodecSummary)| {
-            json!({
-                "file": pair.input,
-                "output": pair.output,
-                "text_bytes": totals.text_bytes,
-                "chars": totals.chars,
-                "blocks": totals.blocks,
-                "compressed_bytes": totals.compressed_bytes,
-                "bits_per_char": totals.bits_per_char,
-            })
+            let mut fields = json!(totals);
+            fields["file"] = json!(pair.input);
+            fields["output"] = json!(pair.output);
+            fields
         };
         let files: Vec<_> = pairs.iter().zip(totals).map(file).collect();
         return output::json(&json!({ "files": files, "seconds": seconds, "chars_per_second": rate }));
@@ -535,13 +529,6 @@ impl CodingProgress {
     }
 }
 
-/// A message of a response.
-enum CodedPart {
-    Output(Vec<u8>),
-    Progress(CodecProgress),
-    Summary(CodecSummary),
-}
-
 /// Runs the calls of a command.
 struct Coder {
     client: Client,
@@ -614,40 +601,29 @@ impl Coder {
                 let text_bytes = pair.bytes()?.filter(|_| !options.normalise());
                 let options = CompressOptions { text_bytes, ..options.clone() };
                 let messages = self.client.compress(options, input).await?;
-                let part = |event| match event {
-                    CompressEvent::Data(data) => CodedPart::Output(data),
-                    CompressEvent::Progress(progress) => CodedPart::Progress(progress),
-                    CompressEvent::Summary(summary) => CodedPart::Summary(summary),
-                };
-                self.write(index, messages, |response| response.event.map(part), output).await
+                self.write(index, messages, output).await
             }
             Direction::Decompress(options) => {
                 let messages = self.client.decompress(options.clone(), input).await?;
-                let part = |event| match event {
-                    DecompressEvent::Text(text) => CodedPart::Output(text),
-                    DecompressEvent::Progress(progress) => CodedPart::Progress(progress),
-                    DecompressEvent::Summary(summary) => CodedPart::Summary(summary),
-                };
-                self.write(index, messages, |response| response.event.map(part), output).await
+                self.write(index, messages, output).await
             }
         }
     }
 
     /// Writes the output of a call. Returns the summary at its end.
-    async fn write<M>(
+    async fn write<M: Into<Option<CodecEvent>>>(
         &self,
         index: usize,
         mut messages: MessageStream<M>,
-        part: impl Fn(M) -> Option<CodedPart>,
         output: &mut OutputFile,
     ) -> Result<CodecSummary> {
         while let Some(message) = messages.next().await? {
-            match part(message) {
-                Some(CodedPart::Output(bytes)) => output.write(&bytes)?,
-                Some(CodedPart::Progress(progress)) => {
+            match message.into() {
+                Some(CodecEvent::Output(bytes)) => output.write(&bytes)?,
+                Some(CodecEvent::Progress(progress)) => {
                     self.progress().update(index, self.blocks, progress);
                 }
-                Some(CodedPart::Summary(summary)) => return Ok(summary),
+                Some(CodecEvent::Summary(summary)) => return Ok(summary),
                 None => {}
             }
         }

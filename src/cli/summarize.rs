@@ -459,17 +459,9 @@ fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
 
 /// Formats a part of a long document.
 fn part(part: &SummaryPart) -> Value {
-    json!({
-        "round": part.round,
-        "part": part.part,
-        "byte_start": part.byte_start,
-        "byte_end": part.byte_end,
-        "round_bytes": part.round_bytes,
-        "document_tokens": part.document_tokens,
-        "summary_tokens": part.summary_tokens,
-        "summary": part.summary,
-        "poolings": part.selected.iter().map(pooling).collect::<Vec<_>>(),
-    })
+    let mut fields = json!(part);
+    fields["poolings"] = part.selected.iter().map(pooling).collect();
+    fields
 }
 
 /// Formats the tokens that one pooling layer kept: in the order of the next layer, if the server sends it, and as spans of the text.

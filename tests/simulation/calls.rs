@@ -13,17 +13,17 @@ use tonic::{Code, Request, Status, Streaming};
 use tonic_types::StatusExt;
 use weir::engine::summary::Summarize;
 use weir_proto::{
+    CodecEvent,
     inference::{
         ModelInferRequest, grpc_inference_service_client::GrpcInferenceServiceClient,
         model_infer_request::InferInputTensor,
     },
     v1::{
-        self, CodecSummary, CompressOptions, CompressRequest, CompressResponse, DecompressOptions, DecompressRequest,
-        DecompressResponse, DocumentChunk, FinishReason, SummarizeOptions, SummarizeRequest, SummarizeResponse,
-        SummaryFinished, codec_client::CodecClient, compress_request, compress_response, decompress_request,
-        decompress_response, generate_response, generation_client::GenerationClient, models_client::ModelsClient,
-        score_response::Event as ScoreEvent, summarization_client::SummarizationClient, summarize_request::Part,
-        summarize_response,
+        self, CompressOptions, CompressRequest, DecompressOptions, DecompressRequest, DocumentChunk, FinishReason,
+        SummarizeOptions, SummarizeRequest, SummarizeResponse, SummaryFinished, codec_client::CodecClient,
+        compress_request, decompress_request, generate_response, generation_client::GenerationClient,
+        models_client::ModelsClient, score_response::Event as ScoreEvent, summarization_client::SummarizationClient,
+        summarize_request::Part, summarize_response,
     },
 };
 
@@ -431,32 +431,6 @@ impl Client {
 /// Bytes of a message of a request.
 const PIECE: usize = 7;
 
-/// An event of a response: a part of the output, or the summary at its end.
-enum Event {
-    Output(Vec<u8>),
-    Summary(CodecSummary),
-}
-
-impl From<CompressResponse> for Event {
-    fn from(message: CompressResponse) -> Self {
-        match message.event.expect("an event") {
-            compress_response::Event::Data(data) => Self::Output(data),
-            compress_response::Event::Summary(summary) => Self::Summary(summary),
-            compress_response::Event::Progress(_) => panic!("progress that no client asked for"),
-        }
-    }
-}
-
-impl From<DecompressResponse> for Event {
-    fn from(message: DecompressResponse) -> Self {
-        match message.event.expect("an event") {
-            decompress_response::Event::Text(text) => Self::Output(text),
-            decompress_response::Event::Summary(summary) => Self::Summary(summary),
-            decompress_response::Event::Progress(_) => panic!("progress that no client asked for"),
-        }
-    }
-}
-
 impl Client {
     /// Compresses the prompt in blocks of the planned length, decompresses the data, and checks the text.
     pub(crate) async fn round_trip(&self, plan: &CallPlan, name: &str) -> Result<End, Status> {
@@ -488,7 +462,7 @@ impl Client {
         &self,
         plan: &CallPlan,
         name: &str,
-        mut messages: tonic::Streaming<impl Into<Event> + 'static>,
+        mut messages: tonic::Streaming<impl Into<Option<CodecEvent>> + 'static>,
     ) -> Result<Option<Vec<u8>>, Status> {
         let mut output = Vec::new();
         let mut summary = None;
@@ -497,9 +471,11 @@ impl Client {
                 return Ok(None);
             }
             match messages.message().await?.map(Into::into) {
-                Some(Event::Output(more)) if summary.is_none() => output.extend(more),
-                Some(Event::Summary(found)) if summary.is_none() => summary = Some(found),
-                Some(_) => self.scenario.log.violation(format_args!("{name}: a message follows the summary")),
+                Some(Some(CodecEvent::Output(more))) if summary.is_none() => output.extend(more),
+                Some(Some(CodecEvent::Summary(found))) if summary.is_none() => summary = Some(found),
+                Some(event) => {
+                    self.scenario.log.violation(format_args!("{name}: no output, or one too many: {event:?}"))
+                }
                 None => break,
             }
         }

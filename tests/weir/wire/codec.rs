@@ -4,9 +4,12 @@ use super::*;
 use crate::support::configured;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use weir_proto::v1::{
-    CodecSummary, CompressOptions, CompressRequest, CompressResponse, DecompressOptions, DecompressRequest,
-    compress_request, compress_response, decompress_request, decompress_response,
+use weir_proto::{
+    CodecEvent,
+    v1::{
+        CodecSummary, CompressOptions, CompressRequest, CompressResponse, DecompressOptions, DecompressRequest,
+        compress_request, decompress_request,
+    },
 };
 
 pub(super) const TEXT: &str = "a weir pools a stream and lets it flow on ";
@@ -32,34 +35,31 @@ pub(super) fn to_decompress(data: &[u8]) -> Vec<DecompressRequest> {
     parts.map(|part| DecompressRequest { part: Some(part) }).collect()
 }
 
-pub(super) async fn compress(
-    client: &mut CodecClient<Channel>,
-    options: CompressOptions,
-    text: &str,
+/// Reads a response to its end. Returns its output and its summary.
+pub(super) async fn read<M: Into<Option<CodecEvent>> + 'static>(
+    mut stream: Streaming<M>,
 ) -> Result<(Vec<u8>, CodecSummary), Status> {
-    let mut stream = client.compress(tokio_stream::iter(to_compress(options, text))).await?.into_inner();
-    let mut data = Vec::new();
+    let mut output = Vec::new();
     while let Some(message) = stream.next().await {
-        match message?.event.unwrap() {
-            compress_response::Event::Data(more) => data.extend(more),
-            compress_response::Event::Summary(summary) => return Ok((data, summary)),
-            compress_response::Event::Progress(_) => panic!("progress that no client asked for"),
+        match message?.into().unwrap() {
+            CodecEvent::Output(more) => output.extend(more),
+            CodecEvent::Summary(summary) => return Ok((output, summary)),
+            CodecEvent::Progress(_) => panic!("progress that no client asked for"),
         }
     }
     panic!("no summary")
 }
 
+pub(super) async fn compress(
+    client: &mut CodecClient<Channel>,
+    options: CompressOptions,
+    text: &str,
+) -> Result<(Vec<u8>, CodecSummary), Status> {
+    read(client.compress(tokio_stream::iter(to_compress(options, text))).await?.into_inner()).await
+}
+
 async fn decompress(client: &mut CodecClient<Channel>, data: &[u8]) -> Result<(Vec<u8>, CodecSummary), Status> {
-    let mut stream = client.decompress(tokio_stream::iter(to_decompress(data))).await?.into_inner();
-    let mut text = Vec::new();
-    while let Some(message) = stream.next().await {
-        match message?.event.unwrap() {
-            decompress_response::Event::Text(more) => text.extend(more),
-            decompress_response::Event::Summary(summary) => return Ok((text, summary)),
-            decompress_response::Event::Progress(_) => panic!("progress that no client asked for"),
-        }
-    }
-    panic!("no summary")
+    read(client.decompress(tokio_stream::iter(to_decompress(data))).await?.into_inner()).await
 }
 
 /// Waits until no block runs or holds memory. A block whose call failed ends within a step.
@@ -138,22 +138,13 @@ async fn a_call_ends_with_its_deadline_and_with_its_client() {
 }
 
 /// Starts to compress a text in blocks of 500 characters. All of the text has arrived when the first output comes.
-async fn begun(running: &Running, text: &str) -> tonic::Streaming<CompressResponse> {
+async fn begun(running: &Running, text: &str) -> Streaming<CompressResponse> {
     let options = CompressOptions { block_chars: Some(500), ..Default::default() };
     let text = compress_request::Part::Text(text.as_bytes().to_vec());
     let parts = [compress_request::Part::Options(options), text].map(|part| CompressRequest { part: Some(part) });
     let mut stream = codec_client(running).compress(tokio_stream::iter(parts)).await.unwrap().into_inner();
     stream.next().await.unwrap().unwrap();
     stream
-}
-
-pub(super) async fn read(mut stream: tonic::Streaming<CompressResponse>) -> Result<CodecSummary, Status> {
-    while let Some(message) = stream.next().await {
-        if let compress_response::Event::Summary(summary) = message?.event.unwrap() {
-            return Ok(summary);
-        }
-    }
-    panic!("no summary")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,7 +156,7 @@ async fn a_call_finishes_while_the_server_drains() {
     while engine.phase() == Phase::Open {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let summary = read(stream).await.expect("all blocks of a running call are compressed");
+    let (_, summary) = read(stream).await.expect("all blocks of a running call are compressed");
     assert_eq!((summary.text_bytes, summary.blocks), (text.len() as u64, text.len().div_ceil(500) as u64));
 }
 
@@ -216,7 +207,7 @@ async fn later_blocks_wait_for_the_queue() {
     let ended = timeout(Duration::from_millis(500), stream.next()).await;
     assert!(ended.is_err(), "a later block does not wait: {ended:?}");
     drop(others);
-    assert_eq!(read(stream).await.unwrap().text_bytes, text.len() as u64);
+    assert_eq!(read(stream).await.unwrap().1.text_bytes, text.len() as u64);
     freed(&engine).await;
 }
 

@@ -17,121 +17,118 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{task::yield_now, time::sleep};
+use tokio_stream::StreamExt;
 use tonic::{Request, Streaming, codegen::Bytes};
 use weir_engine::{
     Event, Events, Job, Terms, clock,
     codec::{BlockStream, Code, CodeInput, Coded, CodingProgress, Compressor, Decompressor, Totals},
 };
 use weir_kernels::error::{Error, Result};
-use weir_proto::v1::{
-    self, codec_server, compress_request, compress_response, decompress_request, decompress_response,
+use weir_models::contract::Card;
+use weir_proto::{
+    CodecEvent,
+    v1::{self, codec_server, compress_request, decompress_request},
 };
 
-/// The messages of `Compress`.
-pub(crate) struct Compress;
+/// A part of a request.
+pub(crate) enum CodecPart<O> {
+    Options(O),
+    Bytes(Vec<u8>),
+}
 
-/// The messages of `Decompress`.
-pub(crate) struct Decompress;
+/// A message of the request of `Compress` or `Decompress`.
+pub(crate) trait CodecRequest: Send + 'static {
+    type Options: Send + 'static;
 
-impl Messages for Compress {
-    type Request = v1::CompressRequest;
-    type Response = v1::CompressResponse;
+    /// Names what a part can be.
+    const PARTS: &'static str;
 
-    fn bytes(request: v1::CompressRequest) -> Result<Vec<u8>> {
-        match request.part {
-            Some(compress_request::Part::Text(text)) => Ok(text),
-            Some(compress_request::Part::Options(_)) => Err(second_options()),
-            None => Err(Error::bad_option("part", "nothing", "options or text")),
-        }
+    fn part(self) -> Option<CodecPart<Self::Options>>;
+
+    /// Returns the model, the priority, and true if the client wants progress.
+    fn terms(options: &Self::Options) -> (Option<&str>, Option<i32>, bool);
+
+    fn stream<'a>(options: &Self::Options, card: &'a Card) -> Result<Box<dyn BlockStream + 'a>>;
+}
+
+impl CodecRequest for v1::CompressRequest {
+    type Options = v1::CompressOptions;
+
+    const PARTS: &'static str = "options or text";
+
+    fn part(self) -> Option<CodecPart<v1::CompressOptions>> {
+        self.part.map(|part| match part {
+            compress_request::Part::Options(options) => CodecPart::Options(options),
+            compress_request::Part::Text(text) => CodecPart::Bytes(text),
+        })
     }
 
-    fn output(bytes: Vec<u8>) -> v1::CompressResponse {
-        v1::CompressResponse { event: Some(compress_response::Event::Data(bytes)) }
+    fn terms(options: &v1::CompressOptions) -> (Option<&str>, Option<i32>, bool) {
+        (options.model.as_deref(), options.priority, options.progress())
     }
 
-    fn progress(progress: v1::CodecProgress) -> v1::CompressResponse {
-        v1::CompressResponse { event: Some(compress_response::Event::Progress(progress)) }
-    }
-
-    fn summary(totals: Totals) -> v1::CompressResponse {
-        v1::CompressResponse { event: Some(compress_response::Event::Summary(summary(totals))) }
+    fn stream<'a>(options: &v1::CompressOptions, card: &'a Card) -> Result<Box<dyn BlockStream + 'a>> {
+        Ok(Box::new(Compressor::new(card, convert::compress_options(options, card))?))
     }
 }
 
-impl Messages for Decompress {
-    type Request = v1::DecompressRequest;
-    type Response = v1::DecompressResponse;
+impl CodecRequest for v1::DecompressRequest {
+    type Options = v1::DecompressOptions;
 
-    fn bytes(request: v1::DecompressRequest) -> Result<Vec<u8>> {
-        match request.part {
-            Some(decompress_request::Part::Data(data)) => Ok(data),
-            Some(decompress_request::Part::Options(_)) => Err(second_options()),
-            None => Err(Error::bad_option("part", "nothing", "options or data")),
-        }
+    const PARTS: &'static str = "options or data";
+
+    fn part(self) -> Option<CodecPart<v1::DecompressOptions>> {
+        self.part.map(|part| match part {
+            decompress_request::Part::Options(options) => CodecPart::Options(options),
+            decompress_request::Part::Data(data) => CodecPart::Bytes(data),
+        })
     }
 
-    fn output(bytes: Vec<u8>) -> v1::DecompressResponse {
-        v1::DecompressResponse { event: Some(decompress_response::Event::Text(bytes)) }
+    fn terms(options: &v1::DecompressOptions) -> (Option<&str>, Option<i32>, bool) {
+        (options.model.as_deref(), options.priority, options.progress())
     }
 
-    fn progress(progress: v1::CodecProgress) -> v1::DecompressResponse {
-        v1::DecompressResponse { event: Some(decompress_response::Event::Progress(progress)) }
-    }
-
-    fn summary(totals: Totals) -> v1::DecompressResponse {
-        v1::DecompressResponse { event: Some(decompress_response::Event::Summary(summary(totals))) }
+    fn stream<'a>(_: &v1::DecompressOptions, card: &'a Card) -> Result<Box<dyn BlockStream + 'a>> {
+        Ok(Box::new(Decompressor::new(card)?))
     }
 }
 
 impl JobService {
-    pub(crate) async fn start_compress(
+    /// Starts to compress or to decompress. Fails if the model summarizes.
+    pub(crate) async fn start_code<R: CodecRequest>(
         &self,
-        mut parts: RequestParts<v1::CompressRequest>,
+        mut parts: RequestParts<R>,
         call: Call,
-    ) -> Result<TaskResponse<v1::CompressResponse>> {
+    ) -> Result<TaskResponse<CodecEvent>> {
         let permit = self.gate.enter()?;
-        let Some(compress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
+        let Some(CodecPart::Options(options)) = parts.next().await?.and_then(R::part) else {
             return Err(no_options());
         };
-        let mut blocks = self.codec_blocks(options.model.as_deref(), &call, options.priority)?;
-        blocks.reports_progress = options.progress();
-        let engine = blocks.engine.clone();
-        let options = convert::compress_options(&options, engine.card());
-        // created here too, so that a call that cannot succeed fails before its response
-        Compressor::new(engine.card(), options)?;
-        let stall = engine.limits().stall;
-        Ok(TaskResponse::spawn([permit, self.gate.enter()?], call.deadline, stall, move |output| async move {
-            run::<Compress>(parts, blocks, Compressor::new(engine.card(), options)?, output).await
-        }))
-    }
-
-    pub(crate) async fn start_decompress(
-        &self,
-        mut parts: RequestParts<v1::DecompressRequest>,
-        call: Call,
-    ) -> Result<TaskResponse<v1::DecompressResponse>> {
-        let permit = self.gate.enter()?;
-        let Some(decompress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
-            return Err(no_options());
-        };
-        let mut blocks = self.codec_blocks(options.model.as_deref(), &call, options.priority)?;
-        blocks.reports_progress = options.progress();
-        let engine = blocks.engine.clone();
-        Decompressor::new(engine.card())?;
-        let stall = engine.limits().stall;
-        Ok(TaskResponse::spawn([permit, self.gate.enter()?], call.deadline, stall, move |output| async move {
-            run::<Decompress>(parts, blocks, Decompressor::new(engine.card())?, output).await
-        }))
-    }
-
-    /// Returns the blocks of a call, with the model's engine. Fails if the model summarizes.
-    fn codec_blocks(&self, model: Option<&str>, call: &Call, priority: Option<i32>) -> Result<CodecBlocks> {
+        let (model, priority, reports_progress) = R::terms(&options);
         let engine = self.engines.find_able("model", model, continues_text)?;
+        let card = engine.card();
         if !continues_text(&engine) {
-            let card = engine.card();
             return Err(Error::only_summarizes(&card.name, "reads texts symbol by symbol", &card.shape));
         }
-        Ok(CodecBlocks::new(engine, terms(call, priority), Arc::clone(&self.memory)))
+        // created here too, so that a call that cannot succeed fails before its response
+        R::stream(&options, card)?;
+        let mut blocks = CodecBlocks::new(engine.clone(), terms(&call, priority), Arc::clone(&self.memory));
+        blocks.reports_progress = reports_progress;
+        let stall = engine.limits().stall;
+        Ok(TaskResponse::spawn([permit, self.gate.enter()?], call.deadline, stall, move |output| async move {
+            run(parts, blocks, &mut *R::stream(&options, engine.card())?, output).await
+        }))
+    }
+
+    /// Answers a gRPC call.
+    async fn code<R: CodecRequest, T: From<CodecEvent> + Send + 'static>(
+        &self,
+        request: Request<Streaming<R>>,
+    ) -> Reply<GrpcStream<T>> {
+        let call = Call::of(&request);
+        let outputs = self.start_code(RequestParts::of(request), call.clone()).await;
+        let messages = outputs.map(|outputs| outputs.map(|output| output.map(T::from)));
+        reply(&call, messages, usize::from(self.late_headers)).await
     }
 }
 
@@ -159,15 +156,11 @@ impl codec_server::Codec for JobService {
     type DecompressStream = GrpcStream<v1::DecompressResponse>;
 
     async fn compress(&self, request: Request<Streaming<v1::CompressRequest>>) -> Reply<Self::CompressStream> {
-        let call = Call::of(&request);
-        let response = self.start_compress(RequestParts::of(request), call.clone()).await;
-        reply(&call, response, usize::from(self.late_headers)).await
+        self.code(request).await
     }
 
     async fn decompress(&self, request: Request<Streaming<v1::DecompressRequest>>) -> Reply<Self::DecompressStream> {
-        let call = Call::of(&request);
-        let response = self.start_decompress(RequestParts::of(request), call.clone()).await;
-        reply(&call, response, usize::from(self.late_headers)).await
+        self.code(request).await
     }
 }
 
@@ -175,11 +168,11 @@ impl codec_server::Codec for JobService {
 const MESSAGE_BYTES: usize = 1 << 16;
 
 /// Runs the call to its end. Reads a part only when the engine takes blocks.
-async fn run<M: Messages>(
-    mut parts: RequestParts<M::Request>,
+async fn run<R: CodecRequest>(
+    mut parts: RequestParts<R>,
     mut blocks: CodecBlocks,
-    mut stream: impl BlockStream,
-    output: Output<M::Response>,
+    stream: &mut dyn BlockStream,
+    output: Output<CodecEvent>,
 ) -> Result<()> {
     let stall = blocks.engine.limits().stall;
     let mut ended = false;
@@ -202,7 +195,7 @@ async fn run<M: Messages>(
             if lacks_memory {
                 break;
             }
-            unconverted.convert_slice(&mut stream).await?;
+            unconverted.convert_slice(stream).await?;
             if unconverted.is_empty() {
                 parts.release();
             }
@@ -213,16 +206,21 @@ async fn run<M: Messages>(
         tokio::select! {
             biased;
             advanced = blocks.advanced(), if is_running => match advanced? {
-                BlockEvent::Coding(progress) => output.send(M::progress(progress)).await?,
+                BlockEvent::Coding(progress) => output.send(CodecEvent::Progress(progress)).await?,
                 BlockEvent::Coded(coded) => {
                     let mut out = Vec::new();
                     stream.accept(coded, &mut out)?;
-                    send_all::<M>(&output, &out).await?;
+                    send_all(&output, &out).await?;
                 }
             },
             part = parts.next(), if reads => match part? {
                 Some(part) => {
-                    unconverted = UnconvertedPart(M::bytes(part)?.into());
+                    let bytes = match part.part() {
+                        Some(CodecPart::Bytes(bytes)) => bytes,
+                        Some(CodecPart::Options(_)) => return Err(second_options()),
+                        None => return Err(Error::bad_option("part", "nothing", R::PARTS)),
+                    };
+                    unconverted = UnconvertedPart(bytes.into());
                     if unconverted.is_empty() {
                         parts.release();
                     }
@@ -241,15 +239,15 @@ async fn run<M: Messages>(
     }
     let mut out = Vec::new();
     stream.end(&mut out)?;
-    send_all::<M>(&output, &out).await?;
+    send_all(&output, &out).await?;
     let totals = stream.totals();
     tracing::debug!(chars = totals.symbols, compressed_bytes = totals.compressed_bytes, "coded");
-    output.send(M::summary(totals)).await
+    output.send(CodecEvent::Summary(summary(totals))).await
 }
 
-async fn send_all<M: Messages>(output: &Output<M::Response>, bytes: &[u8]) -> Result<()> {
+async fn send_all(output: &Output<CodecEvent>, bytes: &[u8]) -> Result<()> {
     for piece in bytes.chunks(MESSAGE_BYTES) {
-        output.send(M::output(piece.to_vec())).await?;
+        output.send(CodecEvent::Output(piece.to_vec())).await?;
     }
     Ok(())
 }
@@ -416,24 +414,6 @@ fn block_bytes(block: &Code) -> usize {
     }
 }
 
-/// The messages of a method.
-pub(crate) trait Messages: Send + 'static {
-    /// The message type of the request.
-    type Request: Send + 'static;
-    /// The message type of the response.
-    type Response: Unpin + Send + 'static;
-
-    /// Returns the bytes of a part after the options. Fails for any other part.
-    fn bytes(request: Self::Request) -> Result<Vec<u8>>;
-
-    fn output(bytes: Vec<u8>) -> Self::Response;
-
-    fn progress(progress: v1::CodecProgress) -> Self::Response;
-
-    /// Creates the last message.
-    fn summary(totals: Totals) -> Self::Response;
-}
-
 /// Bytes that are converted at a time.
 const SLICE_BYTES: usize = 16 << 10;
 
@@ -453,7 +433,7 @@ impl UnconvertedPart {
     }
 
     /// Converts the next bytes, and lets other tasks of the thread run afterwards.
-    async fn convert_slice(&mut self, stream: &mut impl BlockStream) -> Result<()> {
+    async fn convert_slice(&mut self, stream: &mut dyn BlockStream) -> Result<()> {
         let slice = self.0.split_to(self.slice_len());
         let converted = stream.push(&slice);
         yield_now().await;

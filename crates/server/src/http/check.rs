@@ -69,7 +69,6 @@ fn response(checked: &v1::CheckResponse) -> Value {
 }
 
 fn word(word: &v1::CheckedWord) -> Value {
-    let alternative = |other: &v1::WordAlternative| json!({ "text": other.text, "logprob": other.logprob });
     json!({
         "text": word.text,
         "start": word.start_byte,
@@ -77,6 +76,6 @@ fn word(word: &v1::CheckedWord) -> Value {
         "start_utf16": word.start_utf16,
         "end_utf16": word.end_utf16,
         "logprob": word.logprob,
-        "alternatives": word.alternatives.iter().map(alternative).collect::<Vec<_>>(),
+        "alternatives": word.alternatives,
     })
 }

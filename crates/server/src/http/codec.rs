@@ -4,7 +4,11 @@
 use crate::{
     call::{COMPRESS, Call, ClientContext, DECOMPRESS},
     calls::Calls,
-    grpc::{request_parts::RequestParts, response::log_rejection},
+    grpc::{
+        codec::CodecRequest,
+        request_parts::RequestParts,
+        response::{TaskResponse, log_rejection},
+    },
     http::{
         error::ApiError,
         response::{self, EventSource, event_line},
@@ -38,9 +42,9 @@ use std::{
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use weir_kernels::error::{Error, Result, quoted};
-use weir_proto::v1::{
-    self, compress_request, compress_response::Event as Compressed, decompress_request,
-    decompress_response::Event as Decompressed,
+use weir_proto::{
+    CodecEvent,
+    v1::{self, compress_request, decompress_request},
 };
 
 pub(crate) async fn compress(
@@ -71,12 +75,17 @@ async fn handle(
     let body = state.read_body_after(head, request).await?;
     let bytes = state.parse(body, Ok).await?;
     let others = if options.compare { Some(others(&state, &tenant, &bytes)?) } else { None };
-    let output = match compresses {
-        true => state.calls.compress(client, options.compression(), bytes).await?,
-        false => state.calls.decompress(client, options.decompression(), bytes).await?,
+    let output = if compresses {
+        let parts = [compress_request::Part::Options(options.compression()), compress_request::Part::Text(bytes)];
+        let messages = parts.map(|part| v1::CompressRequest { part: Some(part) });
+        state.calls.code(COMPRESS, client, messages).await?
+    } else {
+        let parts = [decompress_request::Part::Options(options.decompression()), decompress_request::Part::Data(bytes)];
+        let messages = parts.map(|part| v1::DecompressRequest { part: Some(part) });
+        state.calls.code(DECOMPRESS, client, messages).await?
     };
     if options.stream {
-        let events = CodecEvents { output, others, is_complete: false };
+        let events = CodecEventStream { output, others, is_complete: false };
         return response::response(events, state.calls.jobs.late_headers).await;
     }
     collect(output, &state, &tenant).await
@@ -89,12 +98,12 @@ async fn collect(mut output: CodecOutputs, state: &ApiState, tenant: &Arc<str>) 
     let mut is_complete = false;
     while let Some(part) = output.next().await.transpose()? {
         match part {
-            CodecOutput::Bytes(more) => {
+            CodecEvent::Output(more) => {
                 size.grow_to(bytes.len() + more.len())?;
                 bytes.extend(more);
             }
-            CodecOutput::Summary(_) => is_complete = true,
-            CodecOutput::Progress(_) => {}
+            CodecEvent::Summary(_) => is_complete = true,
+            CodecEvent::Progress(_) => {}
         }
     }
     if !is_complete {
@@ -160,75 +169,20 @@ fn flag(name: &'static str, value: &str) -> Result<bool> {
     value.parse().map_err(|_| Error::bad_option(name, quoted(value), "true or false"))
 }
 
-/// An event of a codec call.
-enum CodecOutput {
-    Bytes(Vec<u8>),
-    Progress(v1::CodecProgress),
-    Summary(v1::CodecSummary),
-}
+type CodecOutputs = CallResponse<TaskResponse<CodecEvent>>;
 
-impl From<Compressed> for CodecOutput {
-    fn from(event: Compressed) -> Self {
-        match event {
-            Compressed::Data(data) => Self::Bytes(data),
-            Compressed::Progress(progress) => Self::Progress(progress),
-            Compressed::Summary(summary) => Self::Summary(summary),
-        }
-    }
-}
-
-impl From<Decompressed> for CodecOutput {
-    fn from(event: Decompressed) -> Self {
-        match event {
-            Decompressed::Text(text) => Self::Bytes(text),
-            Decompressed::Progress(progress) => Self::Progress(progress),
-            Decompressed::Summary(summary) => Self::Summary(summary),
-        }
-    }
-}
-
-type CodecOutputs = Pin<Box<dyn Stream<Item = Result<CodecOutput>> + Send>>;
-
-/// Codec calls whose input has arrived completely.
 impl Calls {
-    async fn compress(
-        &self,
-        client: &ClientContext,
-        options: v1::CompressOptions,
-        text: Vec<u8>,
-    ) -> Result<CodecOutputs> {
-        let parts = [compress_request::Part::Options(options), compress_request::Part::Text(text)];
-        let messages = parts.map(|part| v1::CompressRequest { part: Some(part) });
-        let start = async |parts, call| self.jobs.start_compress(parts, call).await;
-        let output = self.code(COMPRESS, client, messages, start).await?;
-        Ok(Box::pin(output.filter_map(|message| message.map(|message| Some(message.event?.into())).transpose())))
-    }
-
-    async fn decompress(
-        &self,
-        client: &ClientContext,
-        options: v1::DecompressOptions,
-        data: Vec<u8>,
-    ) -> Result<CodecOutputs> {
-        let parts = [decompress_request::Part::Options(options), decompress_request::Part::Data(data)];
-        let messages = parts.map(|part| v1::DecompressRequest { part: Some(part) });
-        let start = async |parts, call| self.jobs.start_decompress(parts, call).await;
-        let output = self.code(DECOMPRESS, client, messages, start).await?;
-        Ok(Box::pin(output.filter_map(|message| message.map(|message| Some(message.event?.into())).transpose())))
-    }
-
-    /// Begins a call of the method at `path` whose request is these messages.
-    async fn code<M: Message + 'static, R>(
+    /// Begins a codec call of the method at `path`. Its request has arrived completely: the options and the input.
+    async fn code<R: CodecRequest + Message>(
         &self,
         path: &'static str,
         client: &ClientContext,
-        messages: [M; 2],
-        start: impl AsyncFnOnce(RequestParts<M>, Call) -> Result<R>,
-    ) -> Result<CallResponse<R>> {
+        messages: [R; 2],
+    ) -> Result<CodecOutputs> {
         let bytes = messages.iter().map(Message::encoded_len).sum();
         let handler = async |call: Call, memory: RequestMemory| {
             let parts = RequestParts::new(tokio_stream::iter(messages).map(Ok), Some(memory));
-            start(parts, call).await.inspect_err(log_rejection)
+            self.jobs.start_code(parts, call).await.inspect_err(log_rejection)
         };
         self.begin(path, client, bytes, handler).await
     }
@@ -319,14 +273,14 @@ impl Write for Counted {
 }
 
 /// The output as server-sent events.
-struct CodecEvents {
+struct CodecEventStream {
     output: CodecOutputs,
     /// The sizes that gzip and xz reach, until they are sent.
     others: Option<Others>,
     is_complete: bool,
 }
 
-impl EventSource for CodecEvents {
+impl EventSource for CodecEventStream {
     type Message = Value;
 
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Value>>> {
@@ -342,9 +296,9 @@ impl EventSource for CodecEvents {
         let output = match self.is_complete {
             true if self.others.is_some() => return Poll::Pending,
             true => None,
-            false => ready!(self.output.as_mut().poll_next(cx)),
+            false => ready!(Pin::new(&mut self.output).poll_next(cx)),
         };
-        self.is_complete |= matches!(output, Some(Ok(CodecOutput::Summary(_))));
+        self.is_complete |= matches!(output, Some(Ok(CodecEvent::Summary(_))));
         Poll::Ready(output.map(|output| output.map(output_json)))
     }
 
@@ -357,19 +311,11 @@ impl EventSource for CodecEvents {
     }
 }
 
-fn output_json(output: CodecOutput) -> Value {
+fn output_json(output: CodecEvent) -> Value {
     match output {
-        CodecOutput::Bytes(bytes) => json!({ "data": STANDARD.encode(bytes) }),
-        CodecOutput::Progress(v1::CodecProgress { block, chars, bits }) => {
-            json!({ "progress": { "block": block, "chars": chars, "bits": bits } })
-        }
-        CodecOutput::Summary(summary) => json!({ "summary": {
-            "text_bytes": summary.text_bytes,
-            "chars": summary.chars,
-            "compressed_bytes": summary.compressed_bytes,
-            "blocks": summary.blocks,
-            "bits_per_char": summary.bits_per_char,
-        } }),
+        CodecEvent::Output(bytes) => json!({ "data": STANDARD.encode(bytes) }),
+        CodecEvent::Progress(progress) => json!({ "progress": progress }),
+        CodecEvent::Summary(summary) => json!({ "summary": summary }),
     }
 }
 

@@ -450,14 +450,9 @@ fn measurements(finished: &v1::Finished) -> Value {
         "middle_ns": timing.middle_ns,
     });
     if !finished.levels.is_empty() {
-        object["levels"] = finished.levels.iter().map(level).collect();
+        object["levels"] = json!(finished.levels);
     }
     object
-}
-
-fn level(level: &v1::LevelUsage) -> Value {
-    let v1::LevelUsage { chunks, shortening_factor, middle_steps } = level;
-    json!({ "chunks": chunks, "shortening_factor": shortening_factor, "middle_steps": middle_steps })
 }
 
 // Responses as server-sent events (`text/event-stream`): each event is a line of JSON. The last one of a complete response is

@@ -122,16 +122,7 @@ fn selected_json(v1::Selected { layer, spans, tokens, .. }: &v1::Selected) -> Va
 }
 
 fn part_json(part: &v1::SummaryPart) -> Value {
-    let mut fields = json!({
-        "round": part.round,
-        "part": part.part,
-        "byte_start": part.byte_start,
-        "byte_end": part.byte_end,
-        "round_bytes": part.round_bytes,
-        "document_tokens": part.document_tokens,
-        "summary_tokens": part.summary_tokens,
-        "summary": part.summary,
-    });
+    let mut fields = json!(part);
     // The last event does not repeat the spans.
     if !part.selected.is_empty() {
         fields["selected"] = part.selected.iter().map(selected_json).collect();
@@ -453,10 +444,6 @@ impl Completion for SummaryCompletion {
                     let usage = finished.usage.unwrap_or_default();
                     self.counts.prompt += usage.document_tokens;
                     self.counts.cached += usage.cached_tokens;
-                    let tokens = |text: &v1::Hypothesis| {
-                        self.stops.find(&text.ids).map_or(text.ids.len(), |stopped| stopped.tokens) as u64
-                    };
-                    self.counts.generated += finished.hypotheses.iter().map(tokens).sum::<u64>();
                     self.counts.generated += finished.parts.iter().map(|part| part.summary_tokens).sum::<u64>();
                     prompt.finished = Some(finished);
                     prompt.is_complete = true;
@@ -483,6 +470,8 @@ impl Completion for SummaryCompletion {
         let mut choices = Vec::new();
         for (rank, hypothesis) in finished.hypotheses.iter().enumerate() {
             let stopped = self.stops.find(&hypothesis.ids);
+            let tokens = stopped.as_ref().map_or(hypothesis.ids.len(), |stopped| stopped.tokens);
+            self.counts.generated += tokens as u64;
             let ended = hypothesis.ids.last() == Some(&self.end) && hypothesis.ids.len() <= self.longest;
             let reason = if stopped.is_some() || ended { "stop" } else { "length" };
             let end = stopped.as_ref().map_or(hypothesis.text.len(), |stopped| stopped.bytes);

@@ -28,7 +28,8 @@
 //! are comments.
 //!
 //! A case with files is a folder with a `case.txt`, whose commands run in one copy of the folder. If they call `{grpc}` or `{http}`, a
-//! server runs there with the flags of the line `serve FLAGS`, which is `serve --model m=model` if there is none.
+//! server runs there with the flags of the line `serve FLAGS`, which is `serve --model m=model` if there is none. `{root}` is the folder of
+//! the repository.
 
 use crate::{
     hostile_checkpoints::write_valid,
@@ -333,7 +334,7 @@ async fn every_http_request_has_its_answer() {
 }
 
 /// Copies a folder with its subfolders.
-fn copy_folder(from: &Path, to: &Path) {
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in from.read_dir().unwrap().map(Result::unwrap) {
         let target = to.join(entry.file_name());
@@ -349,6 +350,8 @@ async fn wrong_in_folder(folder: &Path) -> String {
     let copy = Rc::new(TempDir::new().unwrap());
     copy_folder(folder, copy.path());
     let text = fs::read_to_string(folder.join("case.txt")).unwrap();
+    let root = ("root", env!("CARGO_MANIFEST_DIR").to_owned());
+    let text = filled(&text, &[root]);
     let server = ["{grpc}", "{http}"].iter().any(|name| text.contains(name)).then(|| {
         let flags = text.lines().find_map(|line| line.strip_prefix("serve ")).unwrap_or("--model m=model");
         let listen = "serve --listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --threads 1";

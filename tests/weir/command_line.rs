@@ -81,19 +81,11 @@ impl Served {
 
 /// Runs a command that must succeed. Returns stdout and stderr.
 #[track_caller]
-fn printed(environment: &[(&str, &str)], args: &[&str]) -> (String, String) {
-    let output = program(args).envs(environment.iter().copied()).output().unwrap();
+fn printed(args: &[&str]) -> (String, String) {
+    let output = program(args).output().unwrap();
     let [text, notes] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     assert!(output.status.success(), "{args:?}: {notes}");
     (text, notes)
-}
-
-/// Runs a command that must fail, with a message that has this part.
-#[track_caller]
-fn refused(args: &[&str], part: &str) {
-    let output = program(args).output().unwrap();
-    let errors = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && output.stdout.is_empty() && errors.contains(part), "{args:?}: {errors}");
 }
 
 /// Runs a command with the checkpoint in its own process, then with the server's model. Returns stdout and stderr of both.
@@ -104,7 +96,7 @@ fn both_printed(folder: &Path, args: &[&str]) -> [(String, String); 2] {
     let address = serving.server.address.to_string();
     let local = ["--model", folder.to_str().unwrap(), "--threads", "1"];
     let served = ["--server", &address, "--model", name];
-    [printed(&[], &[args, &local].concat()), printed(&[], &[args, &served].concat())]
+    [printed(&[args, &local].concat()), printed(&[args, &served].concat())]
 }
 
 /// Returns stdout of both.
@@ -221,52 +213,4 @@ fn summaries_are_those_of_this_process() {
     // The API has the kept tokens as spans of the text.
     let json = assert_same_json(&model, &args);
     assert!(!json["poolings"][0]["spans"].as_array().unwrap().is_empty(), "{json}");
-    // A document that is too long is refused, or cut, before it is read to its end.
-    let long = write("long", &"the rest is ".repeat(200_000));
-    let address = serving.server.address.to_string();
-    let args = ["summarize", "--server", &address, "--model", "model", "--max-len", "5", "--min-len", "1"];
-    refused(
-        &[&args[..], &["--file", &long]].concat(),
-        "expected at most 63 tokens (unless --long-documents is chunk or cut), found more",
-    );
-    let cut = run_json(&[&args[..], &["--file", &long, "--cut", "--json"]].concat());
-    assert_eq!((&cut["usage"]["cut"], &cut["usage"]["document_tokens"]), (&true.into(), &64.into()));
-    // The beginning of a file that is no text is never summarized as the whole.
-    fs::write(folder.join("binary"), b"the rest\xff").unwrap();
-    let binary = folder.join("binary");
-    let args_of_binary = [&args[..], &["--file", binary.to_str().unwrap()]].concat();
-    refused(&args_of_binary, "binary: expected UTF-8, found other bytes at position 8");
-    let line =
-        |source: &str| format!("{{\"source\": {source:?}, \"document\": \"the one\", \"summary\": \"the rest\"}}\n");
-    let lines = write("lines.jsonl", &[line("b"), line("a"), line("b")].concat());
-    let table = run_json(&[&args[..], &["--table", &lines, "--json"]].concat());
-    assert_eq!((&table[1]["source"], &table[1]["documents"]), (&"b".into(), &2.into()), "{table}");
-}
-
-/// A name may be left out if exactly one model can answer the call, also where the command asks for the model's description.
-#[test]
-fn one_text_model_next_to_a_summarizer_needs_no_name() {
-    let folder = TempDir::new().unwrap();
-    let summarizer = write_random_model(folder.path());
-    let server = crate::process::Server::of(&[converted("whitespaces"), summarizer.into()], &[]);
-    let address = server.address.to_string();
-    let output = |args: &[&str]| printed(&[], &[args, &["--server", &address]].concat());
-    let (score, note) = output(&["score", "--json", "--text", "The river"]);
-    assert!(score.contains("bits_per_char"));
-    assert_eq!(
-        note,
-        "weir: note: --text: the normaliser text8 changed 1 of 9 characters; the model reads \"the river\"\n"
-    );
-    for how in [["--windowed", "4,2"], ["--lengths", "4"]] {
-        output(&[&["score", "--text", "the river"][..], &how].concat());
-    }
-    let generate = ["generate", "--prompt", "The river", "--max-tokens", "3"];
-    let (generated, note) = output(&[&generate[..], &["--json"]].concat());
-    assert!(generated.contains("\"ids\""), "{generated}");
-    assert_eq!(
-        note,
-        "weir: note: --prompt: the normaliser text8 changed 1 of 9 characters; the model reads \"the river\"\n"
-    );
-    output(&generate);
-    output(&["segment", "--text", "the river"]);
 }

@@ -72,34 +72,6 @@ fn assembled(header: &str, numbers: &[u8]) -> Vec<u8> {
     [(header.len() as u64).to_le_bytes().as_slice(), header.as_bytes(), numbers].concat()
 }
 
-/// Changes the header and the numbers of a weight file.
-fn edit_weights(file: &Path, change: impl FnOnce(&mut Value, &mut Vec<u8>)) {
-    let (mut header, mut numbers) = parts(file);
-    change(&mut header, &mut numbers);
-    fs::write(file, assembled(&header.to_string(), &numbers)).unwrap();
-}
-
-/// Returns the error after a change to the header and the numbers.
-fn changed(change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> String {
-    let dir = valid();
-    edit_weights(&weights_file(&dir), change);
-    message(dir.path())
-}
-
-/// Returns the error for other bytes in the weight file.
-fn replaced(bytes: &[u8]) -> String {
-    let dir = valid();
-    fs::write(weights_file(&dir), bytes).unwrap();
-    message(dir.path())
-}
-
-fn check_messages(cases: &[(String, &str)]) {
-    for (message, expected) in cases {
-        assert!(message.contains(expected), "{message}\nshould contain: {expected}");
-        assert!(message.len() < 2000, "{message}");
-    }
-}
-
 #[test]
 fn a_valid_checkpoint_loads() {
     open(valid().path()).unwrap();
@@ -124,13 +96,8 @@ fn weights_that_differ_from_their_card_are_rejected() {
     let mut bytes = fs::read(weights_file(&dir)).unwrap();
     *bytes.last_mut().unwrap() ^= 0x80;
     fs::write(weights_file(&dir), bytes).unwrap();
-    let error = message(dir.path());
-    assert!(error.contains("sha256 of the weights") && error.contains("as card.json states"), "{error}");
-
-    let card = dir.path().join("card.json");
-    fs::write(&card, r#"{"sha256": 7}"#).unwrap();
-    assert!(message(dir.path()).contains("sha256"), "{}", message(dir.path()));
-    fs::write(&card, r#"{"name": "small"}"#).unwrap();
+    assert!(message(dir.path()).contains("sha256 of the weights"), "{}", message(dir.path()));
+    fs::write(dir.path().join("card.json"), r#"{"name": "small"}"#).unwrap();
     open(dir.path()).unwrap();
 }
 
@@ -146,61 +113,6 @@ fn a_required_digest_must_be_stated() {
     fs::remove_file(&card).unwrap();
     assert!(refusal().ends_with("found no card"), "{}", refusal());
     load(dir.path(), &Settings { require_sha256: false, ..settings.clone() }).unwrap();
-}
-
-#[test]
-fn unexpected_tensors_are_rejected() {
-    check_messages(&[
-        (
-            changed(|header, numbers| {
-                // Removes the last tensor, so that no gap remains.
-                let names: Vec<_> = header.as_object().unwrap().keys().cloned().collect();
-                let last = header.as_object_mut().unwrap().remove(names.last().unwrap()).unwrap();
-                numbers.truncate(last["data_offsets"][0].as_u64().unwrap() as usize);
-            }),
-            "head.bias: expected a tensor, found none",
-        ),
-        (
-            changed(|header, numbers| {
-                header["extra"] =
-                    json!({"dtype": "F32", "shape": [1], "data_offsets": [numbers.len(), numbers.len() + 4]});
-                numbers.extend([0; 4]);
-            }),
-            "extra: expected no tensor of this name, found one",
-        ),
-        (
-            changed(|_, numbers| numbers[4..8].copy_from_slice(&f32::NAN.to_le_bytes())),
-            "embedding.weight: expected finite numbers, found NaN at index 1",
-        ),
-        (
-            changed(|_, numbers| numbers[0..4].copy_from_slice(&f32::NEG_INFINITY.to_le_bytes())),
-            "embedding.weight: expected finite numbers, found -inf at index 0",
-        ),
-    ]);
-}
-
-#[test]
-fn damaged_files_are_rejected() {
-    let bytes = fs::read(weights_file(&valid())).unwrap();
-    check_messages(&[
-        (replaced(&[]), "the file: expected at least 8 bytes, found an empty file"),
-        (replaced(&bytes[..bytes.len() - 1]), "(truncated)"),
-        (replaced(&[&bytes[..], &[0]].concat()), "(trailing bytes)"),
-        (replaced(b"PK\x03\x04 this is a zip archive"), "header length: expected at most the"),
-        (
-            replaced(&[&u64::MAX.to_le_bytes()[..], b"{}"].concat()),
-            "header length: expected at most the 2 bytes that follow it",
-        ),
-        (replaced(&assembled(&" ".repeat(4 << 20), &[])), "header length: expected at most"),
-        (replaced(&assembled("[]", &[])), "header: expected a JSON object"),
-        (replaced(&assembled("{\"a\": ", &[])), "EOF"),
-        (replaced(&assembled("{}", &[])), "expected a tensor, found none (18 more of the kind)"),
-    ]);
-    let dir = valid();
-    let (header, numbers) = parts(&weights_file(&dir));
-    let twice = header.to_string().replacen('{', &format!("{{\"head.bias\": {},", header["head.bias"]), 1);
-    fs::write(weights_file(&dir), assembled(&twice, &numbers)).unwrap();
-    check_messages(&[(message(dir.path()), "head.bias: expected one value, found two")]);
 }
 
 #[test]
@@ -281,39 +193,6 @@ fn every_segment_has_a_position() {
     rows[0].set(&[0; 8], Want::Last);
     advance(&*model, &mut rows, &[0], &mut model.scratch()).unwrap();
     assert_eq!(rows[0].state.segments(), 8);
-    config["architecture"]["position"]["learned"]["positions"] = json!(1);
-    config["training_length"] = json!(1);
-    fs::write(&file, config.to_string()).unwrap();
-    let message = init(&file, &dest.path().join("none"), 0, false).unwrap_err().to_string();
-    check_messages(&[(
-        message,
-        "architecture.position: expected room for 2 positions: the null group's and a symbol's, found 1",
-    )]);
-}
-
-#[test]
-fn an_invalid_entropy_model_is_rejected() {
-    let dir = TempDir::new().unwrap();
-    let dest = TempDir::new().unwrap();
-    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
-    config["architecture"].as_object_mut().unwrap().extend([
-        ("layers".to_owned(), json!({"pre": 1, "middle": 1, "post": 1})),
-        ("pooling".to_owned(), json!("mean")),
-        ("boundaries".to_owned(), json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"})),
-    ]);
-    let file = dir.path().join("shape.json");
-    let entropy_model = dir.path().join("companion.json");
-    fs::write(&file, config.to_string()).unwrap();
-    let rejection = || init(&file, dest.path(), 0, false).unwrap_err().to_string();
-    check_messages(&[(rejection(), "companion.json: No such file")]);
-    fs::write(&entropy_model, config.to_string()).unwrap();
-    check_messages(&[(rejection(), "expected an entropy model without entropy models")]);
-    fs::write(&entropy_model, entries::SMALL_CONFIG.replace(r#"["a", " "]"#, r#"["b", " "]"#)).unwrap();
-    check_messages(&[(rejection(), "vocabulary: expected the symbols of the model that it accompanies")]);
-    assert_eq!(fs::read_dir(dest.path()).unwrap().count(), 0);
-    fs::write(&entropy_model, entries::SMALL_CONFIG).unwrap();
-    init(&file, dest.path(), 0, false).unwrap();
-    load(dest.path(), &Settings { threads: 1, ..Settings::default() }).unwrap();
 }
 
 #[test]
@@ -361,8 +240,12 @@ fn refusals(table: &str) -> Vec<(&str, Vec<&str>, &str)> {
 }
 
 /// Applies a line `POINTER = JSON` or `POINTER removed` to a folder's `config.json`, or to the file that the line begins with: to its header
-/// if it has weights.
+/// if it has weights. A line `$ SCRIPT` is a script of the shell that runs in the folder.
 fn apply(folder: &Path, change: &str) {
+    if let Some(script) = change.strip_prefix("$ ") {
+        assert!(Command::new("sh").args(["-ec", script]).current_dir(folder).status().unwrap().success(), "{script}");
+        return;
+    }
     let (place, value) = match change.split_once(" = ") {
         Some((place, json)) => (place, Some(serde_json::from_str::<Value>(json).expect(change))),
         None => (change.strip_suffix(" removed").expect(change), None),
@@ -378,17 +261,19 @@ fn apply(folder: &Path, change: &str) {
         }
     };
     let file = folder.join(file);
-    match file.extension().is_some_and(|extension| extension == "safetensors") {
-        true => edit_weights(&file, |header, _| edit(header)),
-        false => edit_json(&file, edit),
+    if file.extension().is_none_or(|extension| extension != "safetensors") {
+        return edit_json(&file, edit);
     }
+    let (mut header, numbers) = parts(&file);
+    edit(&mut header);
+    fs::write(file, assembled(&header.to_string(), &numbers)).unwrap();
 }
 
 /// Returns the error for a changed checkpoint, without the folder's path.
 fn refusal(given: &str, changes: &[&str]) -> String {
     let folder = match given.strip_prefix("shapes/") {
         _ if given == "small" => valid(),
-        _ if given == "sharded" => sharded(|_, _| {}),
+        _ if given == "sharded" => sharded(),
         None => copied(&golden_data(given.trim_start_matches("verify "))),
         Some(name) => {
             let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{name}.json"));
@@ -505,8 +390,8 @@ proptest! {
     }
 }
 
-/// Writes a checkpoint in two shards. `change` may damage the index.
-fn sharded(change: impl FnOnce(&mut Value, &Path)) -> TempDir {
+/// Writes a checkpoint in two shards.
+fn sharded() -> TempDir {
     let dir = valid();
     let (header, numbers) = parts(&weights_file(&dir));
     let mut map = serde_json::Map::new();
@@ -526,15 +411,14 @@ fn sharded(change: impl FnOnce(&mut Value, &Path)) -> TempDir {
         fs::write(dir.path().join(file), assembled(&Value::Object(shard).to_string(), &bytes)).unwrap();
     }
     fs::remove_file(weights_file(&dir)).unwrap();
-    let mut index = json!({"metadata": {"total_size": numbers.len()}, "weight_map": map});
-    change(&mut index, dir.path());
+    let index = json!({"metadata": {"total_size": numbers.len()}, "weight_map": map});
     fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
     dir
 }
 
 #[test]
 fn shards_equal_a_single_file() {
-    let dir = sharded(|_, _| {});
+    let dir = sharded();
     let specs = entries::small().unwrap().tensors();
     let (mut shards, sha256) = read_weights(dir.path(), &specs).unwrap();
     let (mut single, _) = read_weights(valid().path(), &specs).unwrap();
@@ -542,43 +426,4 @@ fn shards_equal_a_single_file() {
         assert_eq!(shards.take(&spec.name).unwrap(), single.take(&spec.name).unwrap());
     }
     assert_eq!(sha256.len(), 64);
-}
-
-#[test]
-fn files_next_to_an_index_are_checked() {
-    const SECOND: &str = "model-00002-of-00002.safetensors";
-    let other_folder = valid();
-    let outside = weights_file(&other_folder);
-    let after = |change: &dyn Fn(&mut Value, &Path)| message(sharded(change).path());
-    check_messages(&[
-        (
-            after(&|_, dir| {
-                fs::remove_file(dir.join(SECOND)).unwrap();
-                #[cfg(unix)]
-                std::os::unix::fs::symlink(&outside, dir.join(SECOND)).unwrap();
-            }),
-            if cfg!(unix) { "not a link out of it" } else { SECOND },
-        ),
-        (
-            after(&|_, dir| fs::write(dir.join("model.safetensors"), b"").unwrap()),
-            "model.safetensors: the file: expected at least 8 bytes, found an empty file",
-        ),
-    ]);
-    let dir = valid();
-    fs::remove_file(weights_file(&dir)).unwrap();
-    check_messages(&[(message(dir.path()), "found neither")]);
-    fs::create_dir(weights_file(&dir)).unwrap();
-    check_messages(&[(message(dir.path()), "model.safetensors: expected a regular file, found a folder")]);
-}
-
-/// No writer ever opens this pipe: a reader that waited would hang.
-#[cfg(unix)]
-#[test]
-fn a_pipe_among_shards_is_rejected() {
-    let dir = sharded(|_, dir| {
-        let shard = dir.join("model-00001-of-00002.safetensors");
-        fs::remove_file(&shard).unwrap();
-        assert!(Command::new("mkfifo").arg(shard).status().unwrap().success());
-    });
-    check_messages(&[(message(dir.path()), "00001-of-00002.safetensors: expected a regular file, found a pipe")]);
 }

@@ -8,7 +8,7 @@ use weir::engine::completion::{
 };
 use weir::engine::constraint::{Constraint, without_limit};
 use weir::engine::edited_text::Splice;
-use weir::engine::editing::{Completions, EditSession, MAX_SCORED_BYTES, Scores, received};
+use weir::engine::editing::{Completions, EditSession, Scores, received};
 
 use weir::kernels::error::floor_boundary;
 
@@ -215,20 +215,6 @@ fn a_distribution_of_the_empty_text_is_not_computed() {
     let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 1 };
     let found = complete(&session, 0, rules);
     assert_eq!((found.items.len(), found.distributions, found.reused_distributions), (2, 0, 0));
-}
-
-#[test]
-fn wrong_requests_are_refused() {
-    let model = fixture_in("whitespaces", Dtype::F32);
-    let engine = engine(&model);
-    let session = open(&engine, "abc");
-    let rules = CompletionRules { count: 1, end: CompletionEnd::Word, max_chars: 9 };
-    let refused = |cursor, rules| session.complete(cursor, rules).map(drop).unwrap_err().to_string();
-    assert!(refused(4, rules).starts_with("complete.cursor_byte: expected at most 3, the bytes of the text, found 4"));
-    assert!(refused(3, CompletionRules { count: 0, ..rules }).starts_with("complete.count: expected 1 to 16, found 0"));
-    let long = EditSession::open(engine.clone(), Terms::default(), "a".repeat(40_000), 0, 40_000).unwrap();
-    let refused = long.score(1..MAX_SCORED_BYTES + 2).map(drop).unwrap_err().to_string();
-    assert_eq!(refused, "score.end_byte: expected at most 32768 bytes in a range, found 32769");
 }
 
 /// A search computes the distributions after many segments that the text does not have. They must not displace other texts.

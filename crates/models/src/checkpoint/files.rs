@@ -546,18 +546,6 @@ mod tests {
     }
 
     #[test]
-    fn placeholders_are_named() {
-        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n";
-        assert_eq!(placeholder(pointer), Some(LFS_POINTER));
-        assert_eq!(placeholder(b""), Some("an empty file"));
-        assert_eq!(placeholder(&[0; 9]), Some(ZEROS));
-        assert_eq!(placeholder(b"\n<!DOCTYPE html>"), Some(WEB_PAGE));
-        assert_eq!(placeholder(b"<!doctype html>"), Some(WEB_PAGE));
-        assert_eq!(placeholder(b"<HTML>"), Some(WEB_PAGE));
-        assert_eq!(placeholder(b"{}"), None);
-    }
-
-    #[test]
     fn a_device_is_not_opened() {
         let error = open(Path::new("/dev/zero")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);

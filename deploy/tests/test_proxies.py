@@ -230,8 +230,8 @@ def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica
 
 
 # Streams, and replicas of three that die under them.
-STREAMS = 50 if os.environ.get("WEIR_STORMS") == "1" else 20
-KILLS = 20 if os.environ.get("WEIR_STORMS") == "1" else 5
+STREAMS = 50 if os.environ.get("WEIR_LONG_RUNS") == "1" else 20
+KILLS = 20 if os.environ.get("WEIR_LONG_RUNS") == "1" else 5
 # The second replica in each proxy's file.
 SECOND = {
     "haproxy": "server b 127.0.0.1:50052 port 9092 check-proto h1\n",

@@ -134,7 +134,7 @@ fn a_steady_decode_step_allocates_nothing() {
     metrics_check();
     let root = TempDir::new().unwrap();
     // Short runs measure half of the dtypes, the other half for the next model, one of them with one thread and one with two.
-    let is_long = std::env::var_os("WEIR_STORMS").is_some_and(|value| value == "1");
+    let is_long = std::env::var_os("WEIR_LONG_RUNS").is_some_and(|value| value == "1");
     for (number, folder) in folders(root.path()).into_iter().enumerate() {
         for (index, dtype) in
             Dtype::ALL.into_iter().enumerate().filter(|(index, _)| is_long || (number + index) % 2 == 0)

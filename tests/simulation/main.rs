@@ -7,7 +7,7 @@
 //!
 //! ```sh
 //! cargo test --test simulation                               # a few hundred seeds
-//! WEIR_STORMS=1 cargo test --test simulation                 # 10,000 seeds, as in CI
+//! WEIR_LONG_RUNS=1 cargo test --test simulation              # 10,000 seeds, as in CI
 //! WEIR_SEEDS=1000000 cargo test --test simulation scenarios     # as many as you like
 //! WEIR_SEED=1234 cargo test --test simulation replay -- --nocapture   # one seed, with its events
 //! ```
@@ -45,7 +45,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use weir::{models::contract::Model, server::Accepted};
 
-/// Seeds of the default run, and of one with `WEIR_STORMS`.
+/// Seeds of the default run, and of one with `WEIR_LONG_RUNS`.
 const SEEDS: u64 = 400;
 
 const LONG_RUN_SEEDS: u64 = 10_000;
@@ -87,7 +87,7 @@ const EXPECTED: [&str; 24] = [
 #[test]
 fn scenarios() {
     hide_wanted_panics();
-    let default = if env::var_os("WEIR_STORMS").is_some() { LONG_RUN_SEEDS } else { SEEDS };
+    let default = if env::var_os("WEIR_LONG_RUNS").is_some() { LONG_RUN_SEEDS } else { SEEDS };
     let seeds = number("WEIR_SEEDS").unwrap_or(default);
     let next = AtomicU64::new(0);
     let failures = Mutex::new(Vec::new());

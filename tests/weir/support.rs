@@ -15,9 +15,9 @@ pub(crate) const BATCH_TOLERANCE: f32 = 0.0;
 /// Maximum wait for what must happen. A busy machine has needed more than 60 s.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 
-/// Returns true if the environment requests long random runs: `WEIR_STORMS=1`.
+/// Returns true if the environment requests long random runs: `WEIR_LONG_RUNS=1`.
 pub(crate) fn long_runs() -> bool {
-    std::env::var_os("WEIR_STORMS").is_some_and(|value| value == "1")
+    std::env::var_os("WEIR_LONG_RUNS").is_some_and(|value| value == "1")
 }
 
 /// Returns a folder of tests/golden.

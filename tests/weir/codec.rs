@@ -100,7 +100,7 @@ fn transcode(
 
 const WINDOWS: WindowOptions = WindowOptions { length: 48, stride: 31 };
 
-fn compress(model: &dyn Model, text: &[u8], block: usize, rows: usize, chunk: usize) -> Result<Vec<u8>> {
+pub(crate) fn compress(model: &dyn Model, text: &[u8], block: usize, rows: usize, chunk: usize) -> Result<Vec<u8>> {
     let text_bytes = Some(text.len() as u64);
     let options = CompressOptions { block, windows: WINDOWS, normalise: false, text_bytes };
     transcode(model, &mut Compressor::new(model.card(), options)?, text, rows, chunk)

@@ -1,7 +1,7 @@
 //! A document encoder without arithmetic: its logits are a hash of the document and of all symbols before them. It counts
 //! live objects, can be paused and slowed down, and fails on demand.
 
-use crate::toy_model::{StepGate, mix};
+use crate::toy_model::{StepGate, feed, mix};
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering::SeqCst},
@@ -16,8 +16,8 @@ use weir::{
         contract::{
             BoundaryMode, BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding,
             EncodingProgress, EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PageUse,
-            PoolingChoice, PoolingStep, Scratch, SequenceRow, SpecialIds, State, StepStatus, SymbolBoundary, Want,
-            encoding_mut, state_mut,
+            PoolingChoice, PoolingStep, Scratch, SequenceRow, SpecialIds, State, StepStatus, SymbolBoundary,
+            encoding_mut,
         },
         text::{TextNormaliser, Vocabulary},
     },
@@ -266,19 +266,11 @@ impl Model for DocumentModel {
         self.gate.pass();
         self.log.lock().unwrap().push(LoggedStep::Rows(which.len()));
         for &index in which {
-            let SequenceRow { state, feed, want, logits, decisions, status, .. } = &mut rows[index];
-            assert!(*status == StepStatus::Ready && !feed.is_empty());
-            let state = state_mut::<DecoderState>(state.as_mut())?;
-            logits.clear();
-            decisions.clear();
-            for (index, &symbol) in feed.iter().enumerate() {
+            feed(&mut rows[index], |state: &mut DecoderState, symbol, wanted| {
                 state.push(symbol);
-                decisions.push(SymbolBoundary::default());
-                if *want == Want::All || (*want == Want::Last && index + 1 == feed.len()) {
-                    logits.extend(logits_of(state.hash()));
-                }
-            }
-            *status = StepStatus::Unfinished;
+                wanted.into_iter().for_each(|logits| logits.extend(logits_of(state.hash())));
+                Ok(SymbolBoundary::default())
+            })?;
         }
         Ok(())
     }

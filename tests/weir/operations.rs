@@ -1,6 +1,7 @@
 //! The program for operators: health, admin commands, reports, the metrics table of the documentation, and the rules of `promtool
 //! check metrics`.
 
+use crate::cases::copy_folder;
 use crate::process::{outcome, program, write_large_model};
 use crate::support::settings;
 use crate::*;
@@ -14,21 +15,9 @@ const TOKEN: &str = "a-token-for-the-tests";
 fn models(all: &[(&str, &str)]) -> TempDir {
     let folder = TempDir::new().unwrap();
     for (name, case) in all {
-        copy(&converted(case), &folder.path().join(name));
+        copy_folder(&converted(case), &folder.path().join(name));
     }
     folder
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap().path();
-        let to = to.join(entry.file_name().unwrap());
-        match entry.is_dir() {
-            true => copy(&entry, &to),
-            false => assert!(fs::copy(&entry, &to).is_ok()),
-        }
-    }
 }
 
 /// Runs a command with the admin token. Returns stdout if it succeeds, otherwise stderr.
@@ -53,8 +42,8 @@ fn models_are_replaced_from_the_command_line() {
         weir(&["health", &address, "--service", service]).unwrap();
     }
 
-    copy(&converted("fixed_sf2"), &models.path().join("second"));
-    copy(&converted("vanilla"), &models.path().join("broken"));
+    copy_folder(&converted("fixed_sf2"), &models.path().join("second"));
+    copy_folder(&converted("vanilla"), &models.path().join("broken"));
     fs::write(models.path().join("broken/model.safetensors"), "no").unwrap();
     let loaded = weir(&["admin", "load", &address, "second", "--name", "other"]).unwrap();
     assert_eq!(loaded, "other is served by generation 2\n");
@@ -208,24 +197,11 @@ async fn a_signal_ends_a_process_whose_worker_hangs() {
     drop(call);
 }
 
-/// Units that have a base unit, and the base unit.
-const UNITS: [(&str, &str); 16] = [
-    ("milliseconds", "seconds"),
-    ("microseconds", "seconds"),
-    ("nanoseconds", "seconds"),
-    ("minutes", "seconds"),
-    ("hours", "seconds"),
-    ("days", "seconds"),
-    ("weeks", "seconds"),
-    ("bits", "bytes"),
-    ("kilobytes", "bytes"),
-    ("megabytes", "bytes"),
-    ("gigabytes", "bytes"),
-    ("kibibytes", "bytes"),
-    ("mebibytes", "bytes"),
-    ("gibibytes", "bytes"),
-    ("perc", "ratio"),
-    ("percent", "ratio"),
+/// Base units, each with units that it replaces.
+const UNITS: [(&str, &str); 3] = [
+    ("seconds", "milliseconds microseconds nanoseconds minutes hours days weeks"),
+    ("bytes", "bits kilobytes megabytes gigabytes kibibytes mebibytes gibibytes"),
+    ("ratio", "perc percent"),
 ];
 
 const ABBREVIATIONS: [&str; 14] = ["s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"];
@@ -285,12 +261,13 @@ fn problems(metric: &Description) -> Vec<String> {
     rule(["_bucket", "_count", "_sum"].iter().any(|ending| name.ends_with(ending)), "an ending of histograms' samples");
     rule(KINDS.iter().any(|kind| parts.contains(kind)), "its type in its name");
     rule(ABBREVIATIONS.iter().any(|unit| parts.contains(unit)), "an abbreviated unit");
-    for (unit, base) in UNITS {
-        rule(parts.contains(&unit), &format!("{unit} in place of {base}"));
-    }
-    for unit in ["seconds", "bytes", "ratio"] {
-        let base = name.trim_end_matches("_total");
-        rule(parts.contains(&unit) && !base.ends_with(&format!("_{unit}")), "its unit is not at its end");
+    let name_without_total = name.trim_end_matches("_total");
+    for (base, others) in UNITS {
+        for unit in others.split(' ') {
+            rule(parts.contains(&unit), &format!("{unit} in place of {base}"));
+        }
+        let is_at_end = name_without_total.ends_with(&format!("_{base}"));
+        rule(parts.contains(&base) && !is_at_end, "its unit is not at its end");
     }
     for label in labels {
         rule(label == "le" && kind != "histogram" || label == "quantile", "a label of histograms or summaries");

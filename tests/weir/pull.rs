@@ -26,6 +26,11 @@ impl User {
         Self { data: TempDir::new().unwrap(), endpoint, authorities, token, disable_token: "" }
     }
 
+    /// A user of this server as the Hub, who trusts these authorities.
+    fn of(server: &WebServer, authorities: PathBuf) -> Self {
+        Self { endpoint: server.url(), authorities, ..Self::new() }
+    }
+
     /// Runs the program. Returns stdout if it succeeds, otherwise stderr.
     fn weir(&self, args: &[&str]) -> Result<String, String> {
         let mut command = program(args);
@@ -73,11 +78,11 @@ fn digest(folder: &Path) -> String {
 #[test]
 fn a_folder_of_a_web_server_is_fetched() {
     let user = User::new();
-    let server = WebServer::of_folder("/files/english", small());
-    let url = format!("{}/files/english/", server.url());
+    let server = WebServer::of_small(|_| None);
+    let url = format!("{}/files/m/", server.url());
     user.pull(&[&url, "--sha256", &digest(&small())]).unwrap();
-    assert_eq!(user.names(), ["english"]);
-    assert_eq!(digest(&user.models().join("english")), digest(&small()));
+    assert_eq!(user.names(), ["m"]);
+    assert_eq!(digest(&user.models().join("m")), digest(&small()));
     let missing = "/files/none/config.json: the file: expected a file, found none";
     User::new().refused(&format!("{}/files/none", server.url()), &[], &[missing]);
 }
@@ -93,39 +98,27 @@ fn lies_of_a_server_are_errors() {
         [(less, "bytes, as the server stated, found"), (more, "found 1099511627776 bytes"), (endless, "found more")]
     {
         let weights = weights.clone();
-        let server = WebServer::start(move |request| match request.path.as_str() {
-            "/m/config.json" => Answer::file(small().join("config.json")),
-            "/m/model.safetensors" => answer(&weights),
-            _ => Answer::status(404),
-        });
+        let server = WebServer::of_small(move |file| (file == "model.safetensors").then(|| answer(&weights)));
         let limit = (size * 2).to_string();
-        User::new().refused(&format!("{}/m", server.url()), &["--max-pull-bytes", &limit], &[expected]);
+        User::new().refused(&format!("{}/files/m", server.url()), &["--max-pull-bytes", &limit], &[expected]);
     }
 }
 
 /// Object stores answer 403 for a missing file if the client may not list the files.
 #[test]
 fn a_hidden_optional_file_counts_as_missing() {
-    let server = WebServer::start(|request| match request.path.as_str() {
-        "/m/config.json" => Answer::file(small().join("config.json")),
-        "/m/model.safetensors" => Answer::file(small().join("model.safetensors")),
-        _ => Answer::status(403),
-    });
-    User::new().pull(&[&format!("{}/m", server.url())]).unwrap();
-    let hidden = "/other/config.json: the server answered 403";
-    User::new().refused(&format!("{}/other", server.url()), &[], &[hidden]);
+    let server = WebServer::of_small(|file| (!small().join(file).exists()).then(|| Answer::status(403)));
+    User::new().pull(&[&format!("{}/files/m", server.url())]).unwrap();
+    let hidden = "/m/other/config.json: the server answered 403";
+    User::new().refused(&format!("{}/files/m/other", server.url()), &[], &[hidden]);
 }
 
 /// Transformers does not read the index either.
 #[test]
 fn one_file_of_weights_comes_before_an_index() {
-    let server = WebServer::start(|request| match request.path.as_str() {
-        "/m/config.json" => Answer::file(small().join("config.json")),
-        "/m/model.safetensors" => Answer::file(small().join("model.safetensors")),
-        "/m/model.safetensors.index.json" => Answer::bytes(br#"{"weight_map": {"a": "old.safetensors"}}"#.to_vec()),
-        _ => Answer::status(404),
-    });
-    User::new().pull(&[&format!("{}/m", server.url())]).unwrap();
+    let index = || Answer::bytes(br#"{"weight_map": {"a": "old.safetensors"}}"#.to_vec());
+    let server = WebServer::of_small(move |file| (file == "model.safetensors.index.json").then(index));
+    User::new().pull(&[&format!("{}/files/m", server.url())]).unwrap();
 }
 
 /// Only the Hub's repositories are pinned to the commit that a response states.
@@ -146,13 +139,13 @@ fn a_subfolder_below_a_revision_is_fetched_as_it_is() {
 fn names_in_an_index_are_plain() {
     for name in ["..%2f..%2fx.safetensors", "a?b.safetensors", "a b.safetensors"] {
         let index = format!(r#"{{"weight_map": {{"a": "{name}"}}}}"#);
-        let server = WebServer::start(move |request| match request.path.as_str() {
-            "/m/config.json" => Answer::file(small().join("config.json")),
-            "/m/model.safetensors.index.json" => Answer::bytes(index.clone().into_bytes()),
-            _ => Answer::status(404),
+        let server = WebServer::of_small(move |file| match file {
+            "config.json" => None,
+            "model.safetensors.index.json" => Some(Answer::bytes(index.clone().into_bytes())),
+            _ => Some(Answer::status(404)),
         });
         let expected = format!("expected letters, digits, dots, hyphens and underscores, found {name:?}");
-        User::new().refused(&format!("{}/m", server.url()), &[], &[&expected]);
+        User::new().refused(&format!("{}/files/m", server.url()), &[], &[&expected]);
         assert!(server.requests().iter().all(|request| !request.path.contains("x.safetensors")), "{name}");
     }
 }
@@ -197,12 +190,10 @@ fn an_entropy_model_is_fetched_and_checked() {
 /// A configuration that weir cannot read costs no download of the weights.
 #[test]
 fn weights_of_an_unknown_model_are_not_fetched() {
-    let server = WebServer::start(|request| match request.path.as_str() {
-        "/m/config.json" => Answer::bytes(br#"{"format": "weir/1", "family": "unheard"}"#.to_vec()),
-        _ => Answer::status(404),
-    });
-    let place = format!("weir: {}/m/config.json: ", server.url());
-    User::new().refused(&format!("{}/m", server.url()), &[], &[&place]);
+    let config = || Answer::bytes(br#"{"format": "weir/1", "family": "unheard"}"#.to_vec());
+    let server = WebServer::of_small(move |file| (file == "config.json").then(config));
+    let url = format!("{}/files/m", server.url());
+    User::new().refused(&url, &[], &[&format!("weir: {url}/config.json: ")]);
     assert!(server.requests().iter().all(|request| !request.path.contains("safetensors")));
 }
 
@@ -257,9 +248,8 @@ fn hub_of_small(request: &Request) -> Answer {
 #[test]
 fn the_hub_is_reached_over_tls() {
     let certificates = Certificates::new();
-    let tls = certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
-    let server = WebServer::start_with(Some(tls), hub_of_small);
-    let user = User { endpoint: server.url(), authorities: certificates.path("ca.pem"), ..User::new() };
+    let server = WebServer::encrypted(&certificates, hub_of_small);
+    let user = User::of(&server, certificates.path("ca.pem"));
     user.pull(&["hf:org/small"]).unwrap();
     assert_eq!(digest(&user.models().join("small")), digest(&small()));
     assert!(server.requests().iter().all(|request| request.headers.contains("authorization: bearer hf_secret")));
@@ -268,16 +258,16 @@ fn the_hub_is_reached_over_tls() {
     let hub = TempDir::new().unwrap();
     fs::write(hub.path().join("token"), "hf_of_file\n").unwrap();
     let token = ("HF_HOME", hub.path().to_str().unwrap().to_owned());
-    let user = User { endpoint: server.url(), authorities: certificates.path("ca.pem"), token, ..User::new() };
+    let user = User { token, ..User::of(&server, certificates.path("ca.pem")) };
     user.pull(&["hf:org/small"]).unwrap();
     let later = server.requests().split_off(before);
     assert!(!later.is_empty());
     assert!(later.iter().all(|request| request.headers.contains("authorization: bearer hf_of_file")));
 
     let others = Certificates::new();
-    let other = User { endpoint: server.url(), authorities: others.path("ca.pem"), ..User::new() };
+    let other = User::of(&server, others.path("ca.pem"));
     other.refused("hf:org/small", &[], &["config.json: ", "certificate"]);
-    let none = User { endpoint: server.url(), authorities: certificates.path("server.key"), ..User::new() };
+    let none = User::of(&server, certificates.path("server.key"));
     none.refused("hf:org/small", &[], &["no certificate authorities", "SSL_CERT_FILE"]);
 }
 
@@ -285,17 +275,16 @@ fn the_hub_is_reached_over_tls() {
 #[test]
 fn a_redirect_takes_the_token_to_the_hub_only() {
     let certificates = Certificates::new();
-    let tls = || certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
-    let storage = WebServer::start_with(Some(tls()), |_| Answer::file(small().join("model.safetensors")));
+    let storage = WebServer::encrypted(&certificates, |_| Answer::file(small().join("model.safetensors")));
     let elsewhere = format!("{}/weights", storage.url());
-    let hub = WebServer::start_with(Some(tls()), move |request| match request.path.as_str() {
+    let hub = WebServer::encrypted(&certificates, move |request| match request.path.as_str() {
         "/org/small/resolve/main/config.json" => Answer::redirect("moved/config.json"),
         "/org/small/resolve/main/moved/config.json" => Answer::redirect("/org/new/config.json"),
         "/org/new/config.json" => Answer::file(small().join("config.json")),
         "/org/small/resolve/main/model.safetensors" => Answer::redirect(&elsewhere),
         _ => Answer::status(404),
     });
-    let user = User { endpoint: hub.url(), authorities: certificates.path("ca.pem"), ..User::new() };
+    let user = User::of(&hub, certificates.path("ca.pem"));
     user.pull(&["hf:org/small"]).unwrap();
     assert_eq!(digest(&user.models().join("small")), digest(&small()));
     let has_token = |request: &Request| request.headers.contains("authorization: bearer hf_secret");
@@ -306,14 +295,8 @@ fn a_redirect_takes_the_token_to_the_hub_only() {
 #[test]
 fn a_token_stays_here_if_the_environment_forbids_to_send_it() {
     let certificates = Certificates::new();
-    let tls = certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
-    let server = WebServer::start_with(Some(tls), hub_of_small);
-    let user = |disable_token| User {
-        endpoint: server.url(),
-        authorities: certificates.path("ca.pem"),
-        disable_token,
-        ..User::new()
-    };
+    let server = WebServer::encrypted(&certificates, hub_of_small);
+    let user = |disable_token| User { disable_token, ..User::of(&server, certificates.path("ca.pem")) };
     user("1").pull(&["hf:org/small"]).unwrap();
     let why = "HF_HUB_DISABLE_IMPLICIT_TOKEN stops weir from sending";
     user("true").refused("hf:org/private", &[], &["401", why]);
@@ -460,12 +443,17 @@ impl WebServer {
         Self { url, requests }
     }
 
-    /// Serves the files of a folder under a path.
-    fn of_folder(path: &'static str, folder: PathBuf) -> Self {
-        Self::start(move |request| match request.path.strip_prefix(path) {
-            Some(file) => Answer::file(folder.join(file.trim_start_matches('/'))),
+    /// Serves the small checkpoint, except files for which `other` has another answer.
+    fn of_small(other: impl Fn(&str) -> Option<Answer> + Send + 'static) -> Self {
+        Self::start(move |request| match request.path.strip_prefix("/files/m/") {
+            Some(file) => other(file).unwrap_or_else(|| Answer::file(small().join(file))),
             None => Answer::status(404),
         })
+    }
+
+    /// Starts a server with one of these certificates.
+    fn encrypted(certificates: &Certificates, answer: impl Fn(&Request) -> Answer + Send + 'static) -> Self {
+        Self::start_with(certificates.access(false).credentials.current().tls.as_ref().map(|tls| tls.http1()), answer)
     }
 
     fn url(&self) -> String {

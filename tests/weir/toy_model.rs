@@ -214,7 +214,11 @@ impl ToyState {
         Self { finished: past.len(), past, pending_logits: Vec::new(), waited: 0, pages, shared: Arc::clone(shared) }
     }
 
-    fn push(&mut self, symbol: u32) -> Result<SymbolBoundary> {
+    fn push(&mut self, symbol: u32, is_wanted: bool) -> Result<SymbolBoundary> {
+        assert!(symbol != PANIC, "{WANTED_PANIC}");
+        if symbol == FAIL {
+            return Err(Error::OutOfPages { needed: 1, limit: 0 });
+        }
         let Shared { pool, page_symbols, peak, overruns, .. } = &*self.shared;
         let allocated = if self.past.len().is_multiple_of(*page_symbols) {
             pool.allocate(page_symbols * BYTES).map(|page| self.pages.push(page))
@@ -225,7 +229,11 @@ impl ToyState {
         peak.fetch_max(pool.in_use(), SeqCst);
         let (hash, segments) = self.past.last().copied().unwrap_or((SALT, 0));
         let boundary = symbol == 0 || symbol == PANIC_IN_MIDDLE;
-        self.past.push((extended(hash, symbol), segments + usize::from(boundary)));
+        let hash = extended(hash, symbol);
+        self.past.push((hash, segments + usize::from(boundary)));
+        if is_wanted {
+            self.pending_logits.extend(logits_of(hash, symbol));
+        }
         Ok(SymbolBoundary { boundary, ..SymbolBoundary::default() })
     }
 
@@ -286,9 +294,7 @@ impl State for ToyState {
     }
 
     fn boundary_before(&self, len: usize) -> usize {
-        let prefix = &self.past[..len.min(self.past.len())];
-        let segments = prefix.last().map_or(0, |past| past.1);
-        if segments == 0 { 0 } else { prefix.partition_point(|past| past.1 < segments) + 1 }
+        boundary_before(&self.past, len)
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
@@ -331,7 +337,9 @@ impl Model for Toy {
                 return Err(Error::OutOfPages { needed: BYTES, limit: self.shared.pool.limit() });
             }
             self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
-            which.iter().try_for_each(|&index| feed(&mut rows[index]))
+            which.iter().try_for_each(|&index| {
+                feed(&mut rows[index], |state: &mut ToyState, symbol, wanted| state.push(symbol, wanted.is_some()))
+            })
         })
     }
 
@@ -413,22 +421,26 @@ fn with(scratch: &mut Scratch, step: impl FnOnce() -> Result<()>) -> Result<()> 
     Ok(())
 }
 
-fn feed(row: &mut SequenceRow) -> Result<()> {
+/// Returns the end of the last segment that is closed at `len`. `past` has the number of closed segments at each position.
+pub(crate) fn boundary_before(past: &[(u64, usize)], len: usize) -> usize {
+    let prefix = &past[..len.min(past.len())];
+    let segments = prefix.last().map_or(0, |past| past.1);
+    if segments == 0 { 0 } else { prefix.partition_point(|past| past.1 < segments) + 1 }
+}
+
+/// Feeds a row to its state: `push` adds a symbol, and the logits after it if there is a list for them.
+pub(crate) fn feed<S: State>(
+    row: &mut SequenceRow,
+    push: impl Fn(&mut S, u32, Option<&mut Vec<f32>>) -> Result<SymbolBoundary>,
+) -> Result<()> {
     let SequenceRow { state, feed, want, logits, decisions, status, .. } = row;
     assert!(*status == StepStatus::Ready && !feed.is_empty());
-    let state = state_mut::<ToyState>(state.as_mut())?;
+    let state = state_mut::<S>(state.as_mut())?;
     logits.clear();
     decisions.clear();
     for (index, &symbol) in feed.iter().enumerate() {
-        assert!(symbol != PANIC, "{WANTED_PANIC}");
-        if symbol == FAIL {
-            return Err(Error::OutOfPages { needed: 1, limit: 0 });
-        }
-        decisions.push(state.push(symbol)?);
-        if *want == Want::All || (*want == Want::Last && index + 1 == feed.len()) {
-            let hash = state.past.last().map_or(SALT, |past| past.0);
-            state.pending_logits.extend(logits_of(hash, symbol));
-        }
+        let is_wanted = *want == Want::All || (*want == Want::Last && index + 1 == feed.len());
+        decisions.push(push(state, symbol, is_wanted.then_some(&mut *logits))?);
     }
     let closes = decisions.iter().any(|decision| decision.boundary);
     *status = if closes { StepStatus::Waiting } else { StepStatus::Unfinished };

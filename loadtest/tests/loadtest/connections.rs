@@ -2,14 +2,14 @@
 
 use crate::support::{command, script};
 use crate::*;
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
 use tempfile::TempDir;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsServer};
 
 const KEY: &str = "a-key-that-alice-has";
 
-/// Folder with an authority's certificate, and a server's and a client's that it signed.
+/// Folder with a certificate that signs itself, of the server and of its clients.
 struct TlsFiles {
     folder: TempDir,
 }
@@ -17,21 +17,9 @@ struct TlsFiles {
 impl TlsFiles {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = KeyPair::generate().unwrap();
-        fs::write(folder.path().join("ca.pem"), params.self_signed(&authority).unwrap().pem()).unwrap();
-        let issuer = Issuer::new(params, authority);
-        for (name, purpose) in
-            [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
-        {
-            let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-            params.extended_key_usages = vec![purpose];
-            let key = KeyPair::generate().unwrap();
-            let signed = params.signed_by(&key, &issuer).unwrap();
-            fs::write(folder.path().join(format!("{name}.pem")), signed.pem()).unwrap();
-            fs::write(folder.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
-        }
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        fs::write(folder.path().join("cert.pem"), cert.pem()).unwrap();
+        fs::write(folder.path().join("key.pem"), signing_key.serialize_pem()).unwrap();
         Self { folder }
     }
 
@@ -45,8 +33,8 @@ impl TlsFiles {
 
     /// Returns the flag of the authority, and the client's flags.
     fn flags(&self) -> [String; 2] {
-        let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(|name| self.file(name).display().to_string());
-        [format!("--tls-ca {ca}"), format!("--tls-client-cert {cert} --tls-client-key {key}")]
+        let [cert, key] = ["cert.pem", "key.pem"].map(|name| self.file(name).display().to_string());
+        [format!("--tls-ca {cert}"), format!("--tls-client-cert {cert} --tls-client-key {key}")]
     }
 }
 
@@ -65,8 +53,8 @@ fn serve_tls(certificates: &TlsFiles) -> (String, Runtime) {
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = format!("https://localhost:{}", listener.local_addr().unwrap().port());
     let tls = ServerTlsConfig::new()
-        .identity(Identity::from_pem(certificates.pem("server.pem"), certificates.pem("server.key")))
-        .client_ca_root(Certificate::from_pem(certificates.pem("ca.pem")));
+        .identity(Identity::from_pem(certificates.pem("cert.pem"), certificates.pem("key.pem")))
+        .client_ca_root(Certificate::from_pem(certificates.pem("cert.pem")));
     let mut server = {
         let _runtime = runtime.enter();
         Server::builder().tls_config(tls).unwrap()

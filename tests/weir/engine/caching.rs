@@ -1,6 +1,7 @@
 //! The segment cache, the document cache, and memory pressure.
 
 use super::*;
+use crate::codec::compress;
 use crate::document_model::{BLOCK, BYTES, LoggedStep, MARKS, TOKENS, hypotheses};
 use crate::engine::harness::counting_evictions;
 use crate::engine::resume::tight;
@@ -204,9 +205,16 @@ fn pages_of_another_tenant_leave_no_trace() {
         let answers = |model: &Arc<dyn Model>, tenant: &str, seed: u64| {
             let engine = engine(model, 0);
             // longer than a page, and not a multiple of it
-            let mut request = request(&text_symbols(&**model, &text(seed, 150)), 30, &boundaries);
+            let symbols = text_symbols(&**model, &text(seed, 150));
+            let mut request = request(&symbols, 30, &boundaries);
             request.details.echo = true;
-            read(engine.submit(Job::Generate(request), terms_of(tenant)).unwrap()).unwrap()
+            let run = |job| read(engine.submit(job, terms_of(tenant)).unwrap()).unwrap();
+            let score =
+                Score { symbols: symbols.clone(), logprobs: true, boundaries: boundaries.clone(), ..Score::default() };
+            // some models cannot compress
+            let text = model.card().vocabulary.decode(&symbols);
+            let compressed = compress(&**model, text.as_bytes(), 1000, 1, 48).ok();
+            (run(Job::Generate(request)), run(Job::Score(score)), compressed)
         };
         answers(&used, "a", 1);
         assert_eq!(used.memory().in_use, 0, "{name}: the pages are free");

@@ -224,12 +224,7 @@ async fn a_model_is_loaded_while_another_streams() {
     assert_eq!((generation.name.as_str(), generation.number, loaded.draining), ("other", 2, None));
     assert_eq!(generation.path, server.models.path().canonicalize().unwrap().join("second").to_str().unwrap());
     assert!(!server.text("other", 1).await.unwrap().is_empty());
-    let mut last = None;
-    while let Some(message) = stream.next().await {
-        last = message.unwrap().event;
-    }
-    let Some(v1::generate_response::Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
-    assert_eq!(finished.usage.unwrap().generated_chars, 300);
+    assert_eq!(rest(stream).await.usage.unwrap().generated_chars, 300);
     let states = [("first".into(), 1, State::Serving), ("other".into(), 2, State::Serving)];
     assert_eq!(server.states().await, states);
 }

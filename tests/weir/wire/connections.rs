@@ -723,11 +723,7 @@ async fn encrypted_streams_finish_while_the_server_drains() {
     let mut stream = server.generate(long("a", 100)).await.unwrap();
     stream.next().await.unwrap().unwrap();
     server.shut_down();
-    let mut last = None;
-    while let Some(message) = stream.next().await {
-        last = message.unwrap().event;
-    }
-    assert!(matches!(last, Some(Event::Finished(_))), "cut off: {last:?}");
+    rest(stream).await;
     server.ended().await;
     server.at_rest().await;
 }

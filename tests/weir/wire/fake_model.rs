@@ -1,8 +1,8 @@
 //! A fake model: its logits are a hash of all previous symbols. It can be held, slowed down, and panics on demand.
 
 use super::*;
-use crate::toy_model::StepGate;
-use weir::models::contract::{PageUse, state_mut};
+use crate::toy_model::{StepGate, boundary_before, feed};
+use weir::models::contract::PageUse;
 use weir::models::text::TextNormaliser;
 
 /// Symbols of the vocabulary. The first ends a segment.
@@ -143,6 +143,7 @@ struct FakeState {
 
 impl FakeState {
     fn push(&mut self, symbol: u32) -> Result<SymbolBoundary> {
+        assert!(symbol != PANIC, "requested panic");
         let (hash, segments) = self.past.last().copied().unwrap_or((self.salt, 0));
         let space = symbol == self.space;
         let boundary = match self.boundaries.mode {
@@ -200,13 +201,7 @@ impl State for FakeState {
     }
 
     fn boundary_before(&self, len: usize) -> usize {
-        let prefix = &self.past[..len.min(self.past.len())];
-        let segments = prefix.last().map_or(0, |past| past.1);
-        match self.space {
-            u32::MAX => prefix.len(),
-            _ if segments == 0 => 0,
-            _ => prefix.partition_point(|past| past.1 < segments) + 1,
-        }
+        if self.space == u32::MAX { len.min(self.past.len()) } else { boundary_before(&self.past, len) }
     }
 
     fn bytes(&self) -> usize {
@@ -248,19 +243,11 @@ impl Model for Fake {
         assert!(!self.broken.load(SeqCst), "requested break");
         let size = self.card.vocabulary.len();
         for &index in which {
-            let SequenceRow { state, feed, want, logits, decisions, status, .. } = &mut rows[index];
-            let state = state_mut::<FakeState>(state.as_mut())?;
-            logits.clear();
-            decisions.clear();
-            for (position, &symbol) in feed.iter().enumerate() {
-                assert!(symbol != PANIC, "requested panic");
-                decisions.push(state.push(symbol)?);
-                if *want == Want::All || (*want == Want::Last && position + 1 == feed.len()) {
-                    logits.extend(state.logits(size));
-                }
-            }
-            let closes = decisions.iter().any(|mark| mark.boundary);
-            *status = if closes { StepStatus::Waiting } else { StepStatus::Unfinished };
+            feed(&mut rows[index], |state: &mut FakeState, symbol, wanted| {
+                let boundary = state.push(symbol)?;
+                wanted.into_iter().for_each(|logits| logits.extend(state.logits(size)));
+                Ok(boundary)
+            })?;
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 use super::*;
 use weir::engine::speculation::Speculation;
-use weir_proto::inference::InferTensorContents;
 
 #[tokio::test]
 async fn the_same_seed_gives_the_same_text() {
@@ -171,23 +170,9 @@ async fn the_memory_of_collected_responses_is_shared_and_released() {
 
 /// Returns a request for `tokens` characters with their log-probabilities.
 pub(super) fn inference(tokens: i64) -> ModelInferRequest {
-    let text = InferTensorContents { bytes_contents: vec![b"a".to_vec()], ..Default::default() };
-    let input = InferInputTensor {
-        name: "text_input".into(),
-        datatype: "BYTES".into(),
-        shape: vec![1],
-        contents: Some(text),
-        ..Default::default()
-    };
-    let tokens = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(tokens)) };
     let outputs =
         ["text_output", "logprobs"].map(|name| InferRequestedOutputTensor { name: name.into(), ..Default::default() });
-    ModelInferRequest {
-        inputs: vec![input],
-        outputs: outputs.to_vec(),
-        parameters: [("max_tokens".to_owned(), tokens)].into(),
-        ..Default::default()
-    }
+    ModelInferRequest { outputs: outputs.to_vec(), ..open_inference::continuation("a", tokens) }
 }
 
 #[tokio::test]

@@ -197,12 +197,7 @@ async fn streams_finish_while_the_server_drains() {
     assert!(details(&status).retry_info().is_some());
 
     server.model.gate.release();
-    let mut last = None;
-    while let Some(message) = stream.next().await {
-        last = message.unwrap().event;
-    }
-    let Some(Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
-    assert_eq!(finished.usage.unwrap().generated_chars, 100);
+    assert_eq!(rest(stream).await.usage.unwrap().generated_chars, 100);
     // Watchers do not delay the shutdown.
     server.ended().await;
     server.at_rest().await;

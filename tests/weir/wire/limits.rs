@@ -1,7 +1,6 @@
 //! Limits on requests, calls and memory, which the server frees afterwards.
 
 use super::*;
-use crate::wire::codec::compress;
 use crate::wire::connections::{self, END_STREAM, GOAWAY, SETTINGS, connect_from, frames, until_closed};
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use weir_proto::v1::ScoreResponse;
@@ -488,69 +487,4 @@ async fn symbols_count_until_the_response_ends() {
         running.push(start_score(&server.channel).await.expect("a finished response holds nothing"));
     }
     server.model.gate.release();
-}
-
-/// Everything that a caller learns from a text, apart from times.
-#[derive(Debug, PartialEq)]
-struct Answers {
-    /// The text and the generated characters, however they are cut into pieces.
-    generated: Vec<v1::Character>,
-    characters: Vec<v1::Character>,
-    segments: Vec<v1::Segment>,
-    compressed: Vec<u8>,
-}
-
-async fn answers(host: u8, server: &Running, text: &str) -> Answers {
-    let channel = channel_from(host, server.address).await;
-    let request = v1::GenerateRequest {
-        details: Some(v1::Details {
-            top_logprobs: Some(5),
-            logprobs: Some(true),
-            echo: Some(true),
-            ..Default::default()
-        }),
-        ..long(text, 40)
-    };
-    let mut client = GenerationClient::new(channel.clone());
-    let answer = read(client.generate(request).await.unwrap().into_inner()).await.unwrap();
-    let request = v1::ScoreRequest { text: text.into(), seed: Some(3), ..Default::default() };
-    let mut stream = client.score(request).await.unwrap().into_inner();
-    let mut characters = Vec::new();
-    while let Some(message) = stream.next().await {
-        if let Some(ScoreEvent::Chunk(chunk)) = message.unwrap().event {
-            characters.extend(chunk.characters);
-        }
-    }
-    let request = v1::SegmentRequest { text: text.into(), seed: Some(3), ..Default::default() };
-    let segments = client.segment(request).await.unwrap().into_inner().segments;
-    let (compressed, _) = compress(&mut CodecClient::new(channel), Default::default(), text).await.unwrap();
-    let generated = answer.pieces.into_iter().flat_map(|piece| piece.characters).collect();
-    Answers { generated, characters, segments, compressed }
-}
-
-/// Starts a server of a model whose memory holds little more than one text, so that all texts use the same pages.
-async fn serve(case: &str) -> (Arc<dyn Model>, Running) {
-    let settings = Settings { threads: 1, memory_bytes: 1 << 20, ..Settings::default() };
-    let model = load(&converted(case), &settings).unwrap();
-    let limits = Limits { cache_bytes: 0, rows: 1, ..Limits::default() };
-    let engine = Handle::start(Arc::clone(&model), limits).unwrap();
-    (model, Running::start(vec![engine], TransportConfig::default()).await)
-}
-
-/// The pool also fills freed pages with NaN in builds with debug assertions, such as this one.
-#[tokio::test]
-async fn pages_of_another_tenant_hold_nothing_readable() {
-    for case in ["whitespaces", "fixed_sf2"] {
-        let (used, server) = serve(case).await;
-        let (_, fresh) = serve(case).await;
-        let secret = "the password is swordfish and nobody else knows it ".repeat(3);
-        let alice = answers(2, &server, &secret).await;
-        assert_eq!(used.memory().in_use, 0, "{case}: the pages are free");
-        let text = "a quite different text that another tenant sends later ".repeat(2);
-        let bob = answers(3, &server, &text).await;
-        let expected = answers(3, &fresh, &text).await;
-        assert!(bob == expected, "{case}: {bob:?}, not {expected:?}");
-        assert!(bob != alice && !bob.generated.is_empty() && !bob.characters.is_empty(), "{case}");
-        assert!(!bob.segments.is_empty() && !bob.compressed.is_empty(), "{case}");
-    }
 }

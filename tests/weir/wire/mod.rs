@@ -45,7 +45,7 @@ use weir::server::run::run;
 use weir::server::{AdminConfig, ModelLoader, Monitor, REQUEST_ID};
 use weir_proto::{
     inference::{
-        InferParameter, ModelInferResponse, ModelStreamInferResponse, infer_parameter::ParameterChoice,
+        ModelInferResponse, ModelStreamInferResponse, infer_parameter::ParameterChoice,
         model_infer_request::InferRequestedOutputTensor,
     },
     v1::{
@@ -453,6 +453,16 @@ impl GeneratedResponse {
     fn text(&self) -> String {
         self.pieces.iter().filter(|piece| !piece.prompt).map(|piece| piece.text.as_str()).collect()
     }
+}
+
+/// Reads the rest of a stream. Returns its last message.
+async fn rest(mut stream: Streaming<GenerateResponse>) -> v1::Finished {
+    let mut last = None;
+    while let Some(message) = stream.next().await {
+        last = message.unwrap().event;
+    }
+    let Some(Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
+    finished
 }
 
 /// Reads a stream to its end and checks the order of its messages.

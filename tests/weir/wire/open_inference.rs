@@ -23,6 +23,17 @@ pub(super) fn request(id: &str, inputs: &[(&str, &str, Vec<u8>)]) -> ModelInferR
     }
 }
 
+/// Returns a request for `tokens` tokens that follow a text, which is no raw input.
+pub(super) fn continuation(prompt: &str, tokens: i64) -> ModelInferRequest {
+    let text = oip::InferTensorContents { bytes_contents: vec![prompt.into()], ..Default::default() };
+    let tokens = oip::InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(tokens)) };
+    let mut request = request("", &[("text_input", "BYTES", Vec::new())]);
+    request.raw_input_contents.clear();
+    request.inputs[0].contents = Some(text);
+    request.parameters = [("max_tokens".to_owned(), tokens)].into();
+    request
+}
+
 pub(super) fn text(name: &'static str, text: &str) -> (&'static str, &'static str, Vec<u8>) {
     let length = u32::try_from(text.len()).unwrap().to_le_bytes();
     (name, "BYTES", [&length[..], text.as_bytes()].concat())
@@ -200,6 +211,18 @@ pub(crate) async fn next(answers: &mut Streaming<ModelStreamInferResponse>) -> M
     message.infer_response.unwrap()
 }
 
+/// Reads the answer to one request. Returns its text.
+async fn text_to_end(answers: &mut Streaming<ModelStreamInferResponse>) -> String {
+    let mut text = String::new();
+    loop {
+        let message = next(answers).await;
+        text += &words(&message, "text_output");
+        if is_last(&message) {
+            return text;
+        }
+    }
+}
+
 /// Sends one request on its own stream and returns all responses.
 async fn all(server: &Server, request: ModelInferRequest) -> Vec<ModelInferResponse> {
     let (send, mut answers) = stream(server).await;
@@ -292,15 +315,7 @@ async fn errors_are_sent_within_the_stream() {
         assert_eq!(answer.parameters["code"].parameter_choice, Some(code));
         // the stream continues
         send.send(streamed("good", "a", 20)).await.unwrap();
-        let mut text = String::new();
-        loop {
-            let message = next(&mut answers).await;
-            text += &words(&message, "text_output");
-            if is_last(&message) {
-                break;
-            }
-        }
-        assert_eq!(text, full_text);
+        assert_eq!(text_to_end(&mut answers).await, full_text);
     }
     server.at_rest().await;
 }
@@ -427,15 +442,7 @@ async fn an_open_stream_does_not_delay_the_shutdown() {
     server.until_running(1).await;
     server.shut_down();
     server.model.gate.release();
-    let mut streamed = String::new();
-    loop {
-        let message = next(&mut answers).await;
-        streamed += &words(&message, "text_output");
-        if is_last(&message) {
-            break;
-        }
-    }
-    assert_eq!(streamed, full_text);
+    assert_eq!(text_to_end(&mut answers).await, full_text);
     assert_eq!(answers.next().await.unwrap().unwrap_err().code(), Code::Unavailable);
     server.ended().await;
     drop(send);

@@ -42,20 +42,7 @@ fn send(channel: Channel, request: v1::GenerateRequest) -> JoinHandle<Result<(),
 
 /// Sends `ModelInfer` with a long prompt.
 fn infer(channel: Channel) -> JoinHandle<Result<(), Status>> {
-    let parameter = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(1)) };
-    let text = accented().into_bytes();
-    let input = InferInputTensor {
-        name: "text_input".into(),
-        datatype: "BYTES".into(),
-        shape: vec![1],
-        contents: Some(weir_proto::inference::InferTensorContents { bytes_contents: vec![text], ..Default::default() }),
-        ..Default::default()
-    };
-    let request = ModelInferRequest {
-        inputs: vec![input],
-        parameters: [("max_tokens".to_owned(), parameter)].into(),
-        ..Default::default()
-    };
+    let request = open_inference::continuation(&accented(), 1);
     tokio::spawn(async move { GrpcInferenceServiceClient::new(channel).model_infer(request).await.map(drop) })
 }
 
@@ -649,23 +636,6 @@ async fn bits(running: &Running, entry: &Value) -> f64 {
     running.score(request).await.unwrap().1.bits_per_char.unwrap()
 }
 
-/// Returns the best summary of a document with the checkpoint's default options.
-async fn summary(running: &Running, document: String) -> v1::Hypothesis {
-    let parts = [
-        Part::Options(SummarizeOptions::default()),
-        Part::Chunk(DocumentChunk { text: document, ..Default::default() }),
-    ];
-    let requests = parts.map(|part| SummarizeRequest { part: Some(part) });
-    let call = running.summarization().summarize(tokio_stream::iter(requests)).await;
-    let mut stream = call.unwrap().into_inner();
-    while let Some(message) = stream.next().await {
-        if let v1::summarize_response::Event::Finished(finished) = message.unwrap().event.unwrap() {
-            return finished.hypotheses.into_iter().next().unwrap();
-        }
-    }
-    panic!("no summary");
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn shipped_models_answer_as_in_their_cards() {
     let answers = |(folder, card): (PathBuf, Value)| async move {
@@ -683,7 +653,9 @@ async fn shipped_models_answer_as_in_their_cards() {
         assert!(!entries.is_empty(), "{name}");
         for entry in entries {
             if entry["document"].is_string() {
-                let actual = summary(&running, named(entry, "document")).await;
+                let answer =
+                    running.summarize(SummarizeOptions::default(), &[&named(entry, "document")]).await.unwrap();
+                let actual = &answer.finished.hypotheses[0];
                 let expected: Vec<_> = entry["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
                 let ids: Vec<_> = actual.ids.iter().map(|&id| u64::from(id)).collect();
                 assert_eq!((ids, actual.text.as_str()), (expected, entry["text"].as_str().unwrap()), "{name}");

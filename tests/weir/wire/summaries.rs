@@ -40,7 +40,7 @@ pub(super) struct SummaryResponse {
     pub(super) selected: Vec<v1::Selected>,
     parts: Vec<v1::SummaryPart>,
     pub(super) text: String,
-    finished: v1::SummaryFinished,
+    pub(super) finished: v1::SummaryFinished,
 }
 
 /// Sends a request that fails, at once or while its response is read. Returns the status.
@@ -357,10 +357,15 @@ async fn a_full_queue_refuses_summaries() {
         }
     }
     assert!(refused >= 5, "{refused}");
+    // the first part of a long document, too
+    let long = sentences(60);
+    let status = self::refused(&server, parts(in_parts(), &[&long])).await;
+    assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
     server.model.gate.release();
     for call in calls {
         read(call).await.unwrap();
     }
+    assert!(server.summarize(in_parts(), &[&long]).await.unwrap().parts.len() > 4);
     server.at_rest().await;
 }
 
@@ -605,28 +610,6 @@ async fn the_end_of_the_call_ends_its_part() {
     server.model.gate.release();
     server.at_rest().await;
     server.summarize(plain(), &["the server continues"]).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_full_queue_refuses_the_first_part() {
-    let limits = Limits { rows: 2, queue: 1, ..Limits::default() };
-    let server = Server::summarizing_with(limits, TransportConfig::default()).await;
-    server.model.gate.hold(0);
-    let mut calls = Vec::new();
-    for _ in 0..3 {
-        let messages = parts(plain(), &["one of many"]);
-        if let Ok(stream) = server.summarization().summarize(tokio_stream::iter(messages)).await {
-            calls.push(stream.into_inner());
-        }
-    }
-    let status = refused(&server, parts(in_parts(), &[&sentences(60)])).await;
-    assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
-    server.model.gate.release();
-    for call in calls {
-        read(call).await.unwrap();
-    }
-    assert!(server.summarize(in_parts(), &[&sentences(60)]).await.unwrap().parts.len() > 4);
-    server.at_rest().await;
 }
 
 /// FIXTURES.md: scores.

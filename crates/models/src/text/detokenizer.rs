@@ -30,6 +30,8 @@ pub struct StreamDetokenizer {
     subword_state: DecodeState,
     /// Text that the last call completed; kept so that a call allocates nothing.
     piece: String,
+    /// True if an unfinished last code point is dropped.
+    ends_whole: bool,
 }
 
 impl StreamDetokenizer {
@@ -40,6 +42,7 @@ impl StreamDetokenizer {
             pending: Vec::with_capacity(4),
             subword_state: DecodeState::default(),
             piece: String::with_capacity(16),
+            ends_whole: false,
         };
         if stream.vocabulary.token_marks().is_some()
             && let Some(tokenizer) = stream.vocabulary.tokenizer()
@@ -47,6 +50,16 @@ impl StreamDetokenizer {
             stream.subword_state = tokenizer.continuation();
         }
         stream
+    }
+
+    /// If `ends_whole`, drops an unfinished last code point instead of replacing it with U+FFFD.
+    pub fn ending_whole(self, ends_whole: bool) -> Self {
+        Self { ends_whole, ..self }
+    }
+
+    /// Returns a detokenizer of an empty text with the same settings.
+    pub fn restarted(&self) -> Self {
+        Self::new(Arc::clone(&self.vocabulary)).ending_whole(self.ends_whole)
     }
 
     /// Decodes the next symbol and returns the text that it completes, possibly none. An invalid byte becomes U+FFFD at once.
@@ -103,9 +116,14 @@ impl StreamDetokenizer {
         }
     }
 
-    /// Ends the text and returns what was held back: U+FFFD if a code point is unfinished.
+    /// Ends the text and returns what was held back: U+FFFD for an unfinished code point, unless
+    /// [`ending_whole`](Self::ending_whole) is set.
     pub fn finish(&mut self) -> &str {
         self.piece.clear();
+        if self.ends_whole {
+            self.pending.clear();
+            self.subword_state.pending.clear();
+        }
         match self.vocabulary.tokenizer() {
             Some(tokenizer) => tokenizer.decode_rest(&mut self.subword_state, &mut self.piece),
             None => self.replace_unfinished(),
@@ -113,21 +131,17 @@ impl StreamDetokenizer {
         &self.piece
     }
 
-    /// Ends the text and returns what was held back, without a code point that is unfinished.
-    pub fn finish_whole(&mut self) -> &str {
-        self.pending.clear();
-        self.subword_state.pending.clear();
-        self.finish()
-    }
-
-    /// Decodes ids as [`Vocabulary::decode`] does, without a code point that is unfinished at the end.
-    pub fn decode_whole(vocabulary: &Arc<Vocabulary>, ids: &[u32]) -> String {
-        let mut stream = Self::new(Arc::clone(vocabulary));
+    /// Decodes a separate text with this detokenizer's settings.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        if !self.ends_whole {
+            return self.vocabulary.decode(ids);
+        }
+        let mut stream = self.restarted();
         let mut text = String::new();
         for &id in ids {
             text.push_str(stream.push(id));
         }
-        text.push_str(stream.finish_whole());
+        text.push_str(stream.finish());
         text
     }
 
@@ -195,11 +209,13 @@ mod tests {
 
     #[test]
     fn a_whole_text_lacks_only_unfinished_bytes() {
-        let vocabulary = Arc::new(Vocabulary::byte_level(TextNormaliser::None));
         let ids: Vec<u32> = "a\u{fffd}é".bytes().map(u32::from).collect();
         let (_, cut) = ids.split_last().unwrap();
-        assert_eq!(StreamDetokenizer::decode_whole(&vocabulary, cut), "a\u{fffd}");
-        assert_eq!(StreamDetokenizer::decode_whole(&vocabulary, &ids), "a\u{fffd}é");
+        for (ends_whole, end) in [(false, "\u{fffd}"), (true, "")] {
+            let stream = stream().ending_whole(ends_whole);
+            assert_eq!([cut, &ids].map(|ids| stream.decode(ids)), [format!("a\u{fffd}{end}"), "a\u{fffd}é".into()]);
+            assert_eq!(decode_all(stream, cut), format!("a\u{fffd}{end}"));
+        }
     }
 
     #[test]

@@ -491,11 +491,9 @@ pub(super) fn completions(
     vocabulary: &Arc<Vocabulary>,
     is_constrained: bool,
 ) -> v1::DocumentCompletions {
+    let text = StreamDetokenizer::new(Arc::clone(vocabulary)).ending_whole(is_constrained);
     let item = |Completion { symbols, logprob, boundaries }: Completion| v1::CompletionItem {
-        text: match is_constrained {
-            true => StreamDetokenizer::decode_whole(vocabulary, &symbols),
-            false => vocabulary.decode(&symbols),
-        },
+        text: text.decode(&symbols),
         logprob,
         chars: count(symbols.len()),
         boundaries: boundaries.into_iter().map(count).collect(),

@@ -54,8 +54,6 @@ pub(super) struct Pieces {
     split: PieceSplit,
     details: CharacterDetails,
     detokenizer: StreamDetokenizer,
-    /// True if a code point that is unfinished at the end is left out, because the text must have a form.
-    is_constrained: bool,
     /// True if generated symbols were sent before, and no others yet.
     continues: bool,
     vocabulary: Arc<Vocabulary>,
@@ -71,8 +69,7 @@ impl Pieces {
             echoed: format.echoed.clone(),
             split: format.split,
             details: format.details,
-            detokenizer: StreamDetokenizer::new(Arc::clone(&vocabulary)),
-            is_constrained: format.is_constrained,
+            detokenizer: StreamDetokenizer::new(Arc::clone(&vocabulary)).ending_whole(format.is_constrained),
             continues: false,
             vocabulary,
         }
@@ -95,7 +92,7 @@ impl Pieces {
     /// Ends the text before a stop string. If no symbol came before it, it began with the code point that was unfinished.
     pub(super) fn stop(&mut self) {
         if self.continues {
-            self.detokenizer = StreamDetokenizer::new(Arc::clone(&self.vocabulary));
+            self.detokenizer = self.detokenizer.restarted();
         }
     }
 
@@ -117,8 +114,7 @@ impl Pieces {
         let mut piece = self.take(self.waiting.len().min(self.max_chars()));
         if self.waiting.is_empty() && piece.ids.is_empty() {
             // An incomplete code point at the end. Ids have no such text, so it is a piece of its own next to them.
-            let text = &mut self.detokenizer;
-            piece.text.push_str(if self.is_constrained { text.finish_whole() } else { text.finish() });
+            piece.text.push_str(self.detokenizer.finish());
         }
         (!piece.text.is_empty() || !piece.characters.is_empty() || !piece.ids.is_empty()).then_some(piece)
     }
@@ -620,7 +616,7 @@ mod tests {
         assert_eq!(piece.characters[0].raw_bytes, Some(vec![0xc3]));
         assert_eq!(pieces.rest().unwrap().text, "\u{fffd}");
         assert_eq!(pieces.rest(), None);
-        pieces.is_constrained = true;
+        pieces.detokenizer = pieces.detokenizer.ending_whole(true);
         pieces.push(bytes("aé")[..2].to_vec());
         let texts: Vec<String> = std::iter::from_fn(|| pieces.rest()).map(|piece| piece.text).collect();
         assert_eq!(texts.concat(), "a");

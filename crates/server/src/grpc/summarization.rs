@@ -33,7 +33,7 @@ use weir_engine::{
 use weir_kernels::error::{Error, Result};
 use weir_models::{
     contract::{Card, DocumentLimits, EncodingStage, KeptVector, PoolingChoice, covers_text, no_text},
-    text::{LimitStatus, StreamDetokenizer, StreamTokenizer, TokenSpan, Vocabulary},
+    text::{LimitStatus, StreamDetokenizer, StreamTokenizer, TokenSpan},
     usage::{Timing, Usage},
 };
 use weir_proto::v1::{self, summarization_server, summarize_request::Part, summarize_response::Event as Payload};
@@ -136,10 +136,8 @@ impl JobService {
             }
         };
         let end = engine.document_limits().map_or(0, |limits| limits.marks.end);
-        let encoder = SummaryEncoder {
-            is_constrained: request.constraint.is_some(),
-            ..SummaryEncoder::new(engine.card(), end, &call.id, kept_tokens, upload_task)
-        };
+        let mut encoder = SummaryEncoder::new(engine.card(), end, &call.id, kept_tokens, upload_task);
+        encoder.text = encoder.text.ending_whole(request.constraint.is_some());
         Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span, reserved), encoder))
     }
 
@@ -736,12 +734,9 @@ const PIECE_BYTES: usize = 4096;
 pub(crate) struct SummaryEncoder {
     request_id: String,
     model: String,
-    vocabulary: Arc<Vocabulary>,
     /// Id of the end mark.
     end: u32,
     text: StreamDetokenizer,
-    /// True if a code point that is unfinished at the end is left out, because the text must have a form.
-    is_constrained: bool,
     kept_tokens: bool,
     /// The task that receives the document, if it is uploaded. Dropped when the summary is over.
     upload_task: Option<UploadTask>,
@@ -764,14 +759,11 @@ impl SummaryEncoder {
         kept_tokens: bool,
         upload_task: Option<UploadTask>,
     ) -> Self {
-        let vocabulary = Arc::clone(&card.vocabulary);
         Self {
             request_id: request_id.to_owned(),
             model: card.name.clone(),
-            text: StreamDetokenizer::new(Arc::clone(&vocabulary)),
-            vocabulary,
+            text: StreamDetokenizer::new(Arc::clone(&card.vocabulary)),
             end,
-            is_constrained: false,
             kept_tokens,
             upload_task,
             started: None,
@@ -855,11 +847,7 @@ impl SummaryEncoder {
 
     fn hypothesis(&self, hypothesis: &Hypothesis) -> v1::Hypothesis {
         let Hypothesis { tokens, logprobs, score } = hypothesis;
-        let ids = hypothesis.text(self.end);
-        let text = match self.is_constrained {
-            true => StreamDetokenizer::decode_whole(&self.vocabulary, ids),
-            false => self.vocabulary.decode(ids),
-        };
+        let text = self.text.decode(hypothesis.text(self.end));
         v1::Hypothesis { text, ids: tokens.clone(), score: *score, logprobs: logprobs.clone() }
     }
 }
@@ -920,7 +908,7 @@ impl MessageEncoder for SummaryEncoder {
 
     fn close(&mut self) {
         self.upload_task = None;
-        self.piece.push_str(if self.is_constrained { self.text.finish_whole() } else { self.text.finish() });
+        self.piece.push_str(self.text.finish());
         self.closed = true;
     }
 

@@ -1,8 +1,8 @@
-//! What a JSON schema means beyond its parser, the crate llguidance, which ignores some keywords and misreads others.
+//! Rewrites or refuses JSON schemas that their parser, the crate llguidance, would misread.
 //!
-//! [`check_schema`] refuses what the parser would read otherwise than the schema means it, and [`prepare`] rewrites the rest for it.
-//! A schema is read as one of draft 2020-12, whatever its `$schema` says; lists in `items` and `additionalItems` are those of older
-//! drafts. Keywords that are unknown there are ignored, except those of other drafts and of OpenAPI that allow or forbid texts.
+//! [`check_schema`] refuses what the parser would misread, and [`prepare`] rewrites the rest. A schema is read as one of draft 2020-12,
+//! whatever its `$schema` says, but `additionalItems` and lists in `items` work as in older drafts. Unknown keywords are ignored, except
+//! those of other drafts and of OpenAPI that allow or forbid texts.
 
 use crate::{
     clock::now,
@@ -50,6 +50,25 @@ const DATA: [&str; 5] = ["const", "enum", "default", "examples", "example"];
 /// Keywords of a schema whose value maps names to schemas.
 const NAMED_PARTS: [&str; 5] = ["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"];
 
+/// Keywords of a schema whose value is a schema or a list of schemas.
+const PARTS: [&str; 15] = [
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "oneOf",
+    "prefixItems",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+];
+
 /// Counts the classes in the patterns of a schema, wherever they stand.
 pub(crate) fn count_schema_classes(schema: &Value) -> usize {
     let count = |(key, member): (Cow<'_, str>, &Value)| {
@@ -92,8 +111,8 @@ pub(crate) fn prepare(field: &'static str, schema: &mut Value) -> Result<()> {
     check_patterns(field, schema)
 }
 
-/// Rewrites a schema so that the parser reads it as it is meant. A part with a `format` gets a pattern for what the format demands
-/// beyond the parser's expression for it.
+/// Rewrites a schema so that the parser reads it correctly. A part with a `format` gets a pattern for what the parser's own expression
+/// omits.
 fn rewrite(schema: &mut Value) {
     let keywords = match schema {
         Value::Object(keywords) => keywords,
@@ -116,7 +135,7 @@ fn rewrite(schema: &mut Value) {
     if !keywords.get("items").is_some_and(Value::is_array) {
         keywords.shift_remove("additionalItems");
     }
-    // the parser reads the second of each two as it is meant only if nothing like allOf stands between them
+    // the parser misreads the second of each pair if a keyword such as allOf stands between them
     for pair in [["items", "additionalItems"], ["patternProperties", "additionalProperties"]] {
         if pair.iter().all(|name| keywords.contains_key(*name)) {
             for name in pair {
@@ -145,10 +164,10 @@ fn rewrite(schema: &mut Value) {
 pub(crate) fn check_schema(field: &'static str, schema: &Value) -> Result<()> {
     let schemas = count_schemas(schema);
     if schemas > MAX_RULES {
-        return Err(too_many(field, schemas, "objects and truth values"));
+        return Err(too_many(field, schemas, "objects and booleans"));
     }
     check_classes(field, count_schema_classes(schema))?;
-    let fault = find_fault(schema, &mut |part| {
+    let fault = Faults::of(schema, &mut |part| {
         let keywords = part.as_object()?;
         let base = || (!std::ptr::eq(part, schema)).then(|| moved_base(part)).flatten();
         too_many_properties(keywords).or_else(|| misread_number(keywords)).or_else(|| foreign(keywords)).or_else(base)
@@ -182,7 +201,7 @@ impl<'a> Patterns<'a> {
         let Value::Object(keywords) = part else { return self.largest(part) };
         let mut all = 1_usize;
         let mut inner = 1;
-        // a property has the form of its name, and that of a pattern which its name matches
+        // a property must satisfy its own schema and its pattern's
         let mut named = 1_usize;
         for (keyword, value) in keywords {
             let factor = match (keyword.as_str(), value) {
@@ -236,7 +255,7 @@ impl<'a> Patterns<'a> {
     }
 }
 
-/// Returns the part that a reference names, as the parser does, which follows only those within the schema.
+/// Resolves a reference as the parser does: only within the schema.
 fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     let path = reference.strip_prefix('#')?.trim_start_matches('/');
     path.split('/').filter(|_| !path.is_empty()).try_fold(root, |at, name| match at {
@@ -254,7 +273,7 @@ fn count_schemas(schema: &Value) -> usize {
     }
 }
 
-/// A keyword of a schema that the parser reads otherwise than the schema means it.
+/// A keyword that the parser misreads.
 struct SchemaFault {
     /// JSON pointer of the keyword.
     pointer: String,
@@ -267,60 +286,77 @@ impl SchemaFault {
         SchemaFault { pointer: format!("/{keyword}"), value: value.to_string(), bound }
     }
 
-    /// Returns it as a part of the member of this name.
-    fn within(self, name: &str) -> Self {
-        Self { pointer: format!("/{}{}", pointer_token(name), self.pointer), ..self }
-    }
-
     fn error(&self, field: &'static str) -> Error {
         let found = format!("{}, at #{}", clip(&self.value, REASON_BYTES), clip(&self.pointer, REASON_BYTES));
         Error::bad_option(field, found, self.bound.clone())
     }
 }
 
-/// Finds the first part of a schema in which `find` finds a fault.
-fn find_fault<'a>(schema: &'a Value, find: &mut impl FnMut(&'a Value) -> Option<SchemaFault>) -> Option<SchemaFault> {
-    if let Some(fault) = find(schema) {
-        return Some(fault);
+/// Looks for faults in the parts of a schema.
+struct Faults<'a, 'f> {
+    root: &'a Value,
+    find: &'f mut dyn FnMut(&'a Value) -> Option<SchemaFault>,
+    /// The addresses of parts seen, because references lead to a part again.
+    seen: HashSet<*const Value>,
+}
+
+impl<'a, 'f> Faults<'a, 'f> {
+    /// Returns the first fault that `find` reports in a part of a schema.
+    fn of(schema: &'a Value, find: &'f mut dyn FnMut(&'a Value) -> Option<SchemaFault>) -> Option<SchemaFault> {
+        Self { root: schema, find, seen: HashSet::new() }.within(schema, "")
     }
-    for (keyword, member) in members(schema) {
-        let found = match &*keyword {
-            keyword if DATA.contains(&keyword) || keyword.starts_with("x-") => None,
-            keyword if NAMED_PARTS.contains(&keyword) => {
-                members(member).into_iter().find_map(|(name, part)| Some(find_fault(part, find)?.within(&name)))
-            }
-            _ => find_fault(member, find),
-        };
-        if let Some(fault) = found {
-            return Some(fault.within(&keyword));
+
+    /// Returns the first fault in the part at a JSON pointer. Follows references by recursion.
+    fn within(&mut self, part: &'a Value, pointer: &str) -> Option<SchemaFault> {
+        if !self.seen.insert(part) {
+            return None;
         }
+        if let Some(fault) = (self.find)(part) {
+            return Some(SchemaFault { pointer: format!("{pointer}{}", fault.pointer), ..fault });
+        }
+        part.as_object()?.iter().find_map(|(keyword, value)| {
+            let at = || format!("{pointer}/{}", pointer_token(keyword));
+            match (keyword.as_str(), value) {
+                ("$ref", Value::String(reference)) => {
+                    self.within(resolve(self.root, reference)?, reference.strip_prefix('#')?)
+                }
+                (keyword, Value::Object(_)) if PARTS.contains(&keyword) => self.within(value, &at()),
+                (keyword, _) if PARTS.contains(&keyword) || NAMED_PARTS.contains(&keyword) => members(value)
+                    .into_iter()
+                    .find_map(|(name, part)| self.within(part, &format!("{}/{}", at(), pointer_token(&name)))),
+                _ => None,
+            }
+        })
     }
-    None
 }
 
 /// Finds a keyword of another draft, or of OpenAPI, that the parser ignores although it allows or forbids texts.
 fn foreign(keywords: &Map<String, Value>) -> Option<SchemaFault> {
     keywords.iter().find_map(|(keyword, value)| {
         let instead = match (keyword.as_str(), value) {
-            ("disallow", _) => "a schema without disallow, which is one of draft 3",
+            ("disallow", _) => "a schema without disallow, a keyword of draft 3",
             ("divisibleBy", _) => "multipleOf, as in drafts after 3",
             ("extends", _) => "allOf, as in drafts after 3",
             ("required", Value::Bool(true)) => "a list of names next to properties, as in drafts after 3",
             ("exclusiveMinimum" | "exclusiveMaximum", Value::Bool(true)) => "a number, as in drafts after 4",
             ("items", Value::Array(_)) if keywords.contains_key("prefixItems") => "a schema next to prefixItems",
-            ("nullable", Value::Bool(true)) => "a type that lists \"null\", as in OpenAPI 3.1",
+            ("nullable", Value::Bool(true)) if !lists_null(keywords) => "a type that lists \"null\", as in OpenAPI 3.1",
             _ => return None,
         };
         Some(SchemaFault::new(keyword, value, instead.to_owned()))
     })
 }
 
+fn lists_null(keywords: &Map<String, Value>) -> bool {
+    let named = |name: &Value| *name == "null";
+    keywords.get("type").is_some_and(|kind| named(kind) || kind.as_array().is_some_and(|all| all.iter().any(named)))
+}
+
 /// Finds an `$id` in a part with references: these are relative to it, but the parser resolves them from the root.
 fn moved_base(part: &Value) -> Option<SchemaFault> {
     let id = part.get("$id").filter(|id| id.as_str().is_some_and(|id| !id.starts_with('#')))?;
-    let refers =
-        |part: &Value| part.get("$ref").map(|_| SchemaFault::new("$id", id, "an $id of the whole schema".into()));
-    find_fault(part, &mut |part| refers(part)).map(|fault| SchemaFault { pointer: "/$id".into(), ..fault })
+    let refers = |part: &Value| part.get("$ref").map(|_| SchemaFault::new("$id", id, "an $id only at the root".into()));
+    Faults::of(part, &mut |part| refers(part)).map(|fault| SchemaFault { pointer: "/$id".into(), ..fault })
 }
 
 /// Finds a `minProperties` that exceeds the number of required names by more than one: the parser would let a text meet it by repeating a
@@ -354,18 +390,18 @@ fn misread_number(keywords: &Map<String, Value>) -> Option<SchemaFault> {
             name if bounds.contains(&name) => is_rounded(value) || is_far(),
             _ => false,
         };
-        let bound = "integers of 64 bits that a float of 64 bits represents, or numbers with a fraction";
+        let bound = "a 64-bit integer that a 64-bit float represents exactly, or a number with a fraction";
         is_misread.then(|| SchemaFault::new(name, value, bound.to_owned()))
     });
     let number = |name: &str| keywords.get(name).and_then(Value::as_f64);
-    // from the bound nearer to zero, the parser takes the fractions that follow its digits, and among them none
+    // the parser allows any fraction after the digits of the bound nearer to zero, even an empty one
     let includes = |exclusive: &str, others: [&str; 2]| {
         let value = keywords.get(exclusive)?;
         let nearer = value.as_f64().filter(|bound| bound.trunc() == *bound)?;
         let other = others.into_iter().find_map(number)?;
         let farther = nearer.abs() < other.abs() && (nearer == 0.0 || nearer.signum() == other.signum());
         (farther && other.trunc() == nearer).then(|| {
-            let bound = "an exclusive bound with a fraction, or another bound at least 1 away";
+            let bound = "an exclusive bound with a fraction, or the other bound at least 1 away";
             SchemaFault::new(exclusive, value, bound.to_owned())
         })
     };
@@ -374,11 +410,13 @@ fn misread_number(keywords: &Map<String, Value>) -> Option<SchemaFault> {
         .or_else(|| includes("exclusiveMaximum", ["minimum", "exclusiveMinimum"]))
 }
 
-/// Values from which on a float of 64 bits is no integer of 64 bits, and has no next integer.
+/// Magnitude from which 64-bit floats exceed signed 64-bit integers.
 const MAX_BOUND: f64 = (1_u64 << 63) as f64;
+
+/// Magnitude from which 64-bit floats skip integers.
 const MAX_EXCLUSIVE: f64 = (1_u64 << 53) as f64;
 
-/// Returns true if this is an integer that a float does not represent, or has one.
+/// Returns true if the value is or contains an integer that a float cannot represent.
 fn is_rounded(value: &Value) -> bool {
     let is_exact = |integer: i64| integer != i64::MIN && integer as f64 as i64 == integer;
     match value {
@@ -403,7 +441,7 @@ fn pointer_token(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// Returns why a schema cannot be compiled once it is rewritten, if it cannot.
+/// Rewrites and compiles a schema. Returns the error, if any.
 fn schema_fault(mut schema: Value) -> Option<String> {
     rewrite(&mut schema);
     let builder = GrammarBuilder::new(None, LIMITS);
@@ -449,7 +487,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_properties_are_no_keywords() {
+    fn property_names_are_not_keywords() {
         let long = |letter: &str| json!({ "pattern": letter.repeat(4000) });
         let both = json!({ "allOf": [long("a"), long("b")] });
         for name in ["default", "const", "enum", "examples", "definitions", "$defs"] {

@@ -14,7 +14,7 @@
 //! - `batch`: the running rows, and one step of them
 //! - [`session`]: one sequence: feeds the prompt, samples, stops; [`sampling`], [`beam`], [`speculation`] are its policies
 //! - [`constraint`]: the form that a text must have: which symbols may follow; `pattern` has regular expressions, and
-//!   `json_schema` what a schema means beyond its parser
+//!   `json_schema` the schemas that their parser would misread
 //! - [`cache`]: the segment cache (beginnings of texts) and the document cache (encoded documents)
 //! - [`text_window`]: the text of a sequence, of which a beginning may be shared or dropped
 //! - [`editing`]: the session of a document that a client edits; [`edited_text`] holds it, [`completion`] ranks continuations

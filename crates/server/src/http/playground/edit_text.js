@@ -11,7 +11,7 @@ const wellFormed = (text) => text.replace(/\p{Surrogate}/gu, "\ufffd");
 const isLow = (unit) => unit >= 0xdc00 && unit < 0xe000;
 const isHigh = (unit) => unit >= 0xd800 && unit < 0xdc00;
 
-/** Returns how many items two lists share at their beginnings, and how many of the others at their ends. `isSame` compares by index. */
+/** Returns the lengths of two lists' common prefix and, in the rest, common suffix. `isSame` compares items by index. */
 function alike(length, other, isSame) {
   const limit = Math.min(length, other);
   let start = 0;

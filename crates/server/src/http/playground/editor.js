@@ -12,10 +12,10 @@ const LEAVE_PAUSE = 250;
 /** Characters to predict for further words, and minimum characters before the cursor to predict them from. */
 const EXTENSION = 20;
 const READ_BEFORE = 1024;
-/** Pixels from an edge of the text area to its text, and units of UTF-16 before and after those in view that are shaded. */
+/** Pixels between the text area's edge and its text, and UTF-16 units shaded beyond each end of the view. */
 const INSET = 16;
 const AROUND = 500;
-/** The classes of surprises. */
+/** CSS classes by surprise. */
 const HEAT = ["", "h1", "h2", "h3", "h4", "h5"];
 const RETRY_FIRST = 250;
 const RETRY_LAST = 8000;
@@ -52,6 +52,8 @@ class Editor {
     this.area.addEventListener("input", (event) => this.typed(event));
     this.area.addEventListener("keydown", (event) => this.key(event));
     this.area.addEventListener("scroll", () => this.draw());
+    // The window's edges also bound the view.
+    for (const name of ["scroll", "resize"]) window.addEventListener(name, () => this.draw(), { passive: true });
     document.addEventListener("selectionchange", () => this.moved());
     at("until").addEventListener("change", () => {
       editing.mark(at("until"), false);
@@ -350,7 +352,7 @@ class Editor {
     });
   }
 
-  /** Returns the place of the text at a height of the page; `other` if the browser does not tell it. */
+  /** Returns the text offset at height `y` of the page, or `other` if the browser cannot tell. */
   placeAt(y, other) {
     const place = document.caretPositionFromPoint?.(this.area.getBoundingClientRect().left + INSET, y);
     return place && place.offsetNode === this.area ? place.offset : other;
@@ -362,7 +364,7 @@ class Editor {
     const cursor = this.area.selectionStart;
     const ghost = this.ghost();
     const hasGhost = ghost && cursor === this.area.selectionEnd && (cursor === text.length || text[cursor] === "\n");
-    // Widths have fractions of pixels, by which lines would wrap elsewhere.
+    // Uses fractional widths, because rounded ones would wrap lines elsewhere.
     const { width, height, top, bottom } = this.area.getBoundingClientRect();
     const scrollbar = this.area.offsetWidth - this.area.clientWidth - 2;
     const first = this.placeAt(Math.max(top, 0) + INSET, 0) - AROUND;

@@ -12,7 +12,7 @@ pub mod v1 {
     tonic::include_proto!("weir.v1");
 }
 
-/// The event of a response of `Compress` or of `Decompress`.
+/// An event in a response of `Compress` or `Decompress`.
 #[derive(Debug)]
 pub enum CodecEvent {
     /// Bytes of the compressed data, or of the text.
@@ -23,7 +23,7 @@ pub enum CodecEvent {
     Summary(v1::CodecSummary),
 }
 
-/// Converts the responses of a method, whose output has the name `$output`, from and to events.
+/// Implements conversions between a method's responses and events. `$output` is the variant of its output.
 macro_rules! codec_events {
     ($response:ident, $module:ident, $output:ident) => {
         impl From<CodecEvent> for v1::$response {
@@ -37,7 +37,7 @@ macro_rules! codec_events {
             }
         }
 
-        /// Returns nothing for a message without an event.
+        /// Returns `None` for a message without an event.
         impl From<v1::$response> for Option<CodecEvent> {
             fn from(response: v1::$response) -> Self {
                 response.event.map(|event| match event {

@@ -473,9 +473,10 @@ impl Client {
             match messages.message().await?.map(Into::into) {
                 Some(Some(CodecEvent::Output(more))) if summary.is_none() => output.extend(more),
                 Some(Some(CodecEvent::Summary(found))) if summary.is_none() => summary = Some(found),
-                Some(event) => {
-                    self.scenario.log.violation(format_args!("{name}: no output, or one too many: {event:?}"))
+                Some(Some(event)) if summary.is_some() => {
+                    self.scenario.log.violation(format_args!("{name}: {event:?} follows the summary"))
                 }
+                Some(event) => self.scenario.log.violation(format_args!("{name}: {event:?} is no output")),
                 None => break,
             }
         }

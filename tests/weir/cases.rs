@@ -28,8 +28,8 @@
 //! are comments.
 //!
 //! A case with files is a folder with a `case.txt`, whose commands run in one copy of the folder. If they call `{grpc}` or `{http}`, a
-//! server runs there with the flags of the line `serve FLAGS`, which is `serve --model m=model` if there is none. `{root}` is the folder of
-//! the repository.
+//! server runs there with the flags of the line `serve FLAGS`, or with `--model m=model` if there is none. `{root}` is the folder of the
+//! repository.
 
 use crate::{
     hostile_checkpoints::write_valid,

@@ -277,7 +277,7 @@ async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too()
     // New requests are refused after a moment; the running one continues.
     let started = Instant::now();
     let status = loop {
-        assert!(started.elapsed() < TIMEOUT, "it takes requests still");
+        assert!(started.elapsed() < TIMEOUT, "requests are still accepted");
         let request = v1::SegmentRequest { text: "a b".into(), ..Default::default() };
         if let Err(status) = GenerationClient::new(channel.clone()).segment(request).await {
             break status;

@@ -26,7 +26,7 @@ impl User {
         Self { data: TempDir::new().unwrap(), endpoint, authorities, token, disable_token: "" }
     }
 
-    /// A user of this server as the Hub, who trusts these authorities.
+    /// Returns a user of this server as the Hub with these authorities.
     fn of(server: &WebServer, authorities: PathBuf) -> Self {
         Self { endpoint: server.url(), authorities, ..Self::new() }
     }

@@ -12,7 +12,7 @@ pub(crate) const CASES: [&str; 8] =
 /// Maximum difference of a row's logits in a batch and alone. It is zero: kernels keep one order of summation per row.
 pub(crate) const BATCH_TOLERANCE: f32 = 0.0;
 
-/// Maximum wait for what must happen. A busy machine has needed more than 60 s.
+/// Maximum wait for an expected event. A busy machine has needed more than 60 s.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// Returns true if the environment requests long random runs: `WEIR_LONG_RUNS=1`.

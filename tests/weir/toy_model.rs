@@ -49,7 +49,7 @@ pub(crate) const BYTES: usize = 10;
 /// Hash of the empty text.
 const SALT: u64 = 1;
 
-/// Maximum time for which a step or a request is held, so that a test fails in the end.
+/// Maximum time that a step or request is held, so that a test fails instead of hanging.
 pub(crate) const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Decides when, and how fast, the steps of a model run.

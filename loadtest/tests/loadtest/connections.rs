@@ -9,7 +9,7 @@ use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsS
 
 const KEY: &str = "a-key-that-alice-has";
 
-/// Folder with a certificate that signs itself, of the server and of its clients.
+/// A folder with the self-signed certificate of the server and its clients.
 struct TlsFiles {
     folder: TempDir,
 }

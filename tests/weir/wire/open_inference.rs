@@ -23,7 +23,7 @@ pub(super) fn request(id: &str, inputs: &[(&str, &str, Vec<u8>)]) -> ModelInferR
     }
 }
 
-/// Returns a request for `tokens` tokens that follow a text, which is no raw input.
+/// Returns a request for `tokens` tokens after `prompt`, without raw input contents.
 pub(super) fn continuation(prompt: &str, tokens: i64) -> ModelInferRequest {
     let text = oip::InferTensorContents { bytes_contents: vec![prompt.into()], ..Default::default() };
     let tokens = oip::InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(tokens)) };

@@ -36,11 +36,11 @@ pub(crate) enum CodecPart<O> {
     Bytes(Vec<u8>),
 }
 
-/// A message of the request of `Compress` or `Decompress`.
+/// A request message of `Compress` or `Decompress`.
 pub(crate) trait CodecRequest: Send + 'static {
     type Options: Send + 'static;
 
-    /// Names what a part can be.
+    /// Names the allowed parts, for errors.
     const PARTS: &'static str;
 
     fn part(self) -> Option<CodecPart<Self::Options>>;

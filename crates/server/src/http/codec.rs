@@ -172,7 +172,7 @@ fn flag(name: &'static str, value: &str) -> Result<bool> {
 type CodecOutputs = CallResponse<TaskResponse<CodecEvent>>;
 
 impl Calls {
-    /// Begins a codec call of the method at `path`. Its request has arrived completely: the options and the input.
+    /// Begins a codec call of the method at `path`, whose options and input have arrived.
     async fn code<R: CodecRequest + Message>(
         &self,
         path: &'static str,

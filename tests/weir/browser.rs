@@ -1139,31 +1139,6 @@ fn the_editor_completes_what_is_typed() {
     browser.check_log("");
 }
 
-/// The editor draws what a keystroke changes, and shades what is in view, whatever the text's length.
-#[test]
-fn a_keystroke_in_a_long_text_changes_few_nodes() {
-    let Some(browser) = writer(&[], "") else { return };
-    empty_editor(&browser);
-    change(&browser, 0, 0, &"the history of the city and ".repeat(714));
-    browser.until(SCORED);
-    browser.evaluate(
-        "(window.changed = [], new MutationObserver((records) => window.changed.push(...records.flatMap(
-            ({ addedNodes, removedNodes }) => [...addedNodes, ...removedNodes]))).observe(editor.mirror, { childList: true }), null)",
-    );
-    browser.keys("#editor", "the hi");
-    browser.until(&format!("{GHOST} && {SCORED}"));
-    let changed = browser.evaluate("window.changed.length").as_u64().unwrap();
-    assert!((1..=120).contains(&changed), "{changed} nodes");
-    let shaded = "[...document.querySelectorAll('#mirror [class^=h]')]";
-    let all = browser.evaluate(&format!("{shaded}.reduce((sum, {{ textContent }}) => sum + textContent.length, 0)"));
-    assert!((1..4000).contains(&all.as_u64().unwrap()), "{all} characters");
-    // The shades follow the reader.
-    browser.evaluate("(editor.area.scrollTop = 0, null)");
-    browser.until(&format!("{shaded}.some(span => span.offsetTop < 100)"));
-    assert_eq!(browser.evaluate("editor.mirror.textContent.length - editor.ghost().length"), 19_999);
-    browser.check_log("");
-}
-
 /// The editor connects at once, with another model, and still shows that the link's is not served.
 #[test]
 fn a_link_to_a_model_that_is_not_served_is_reported() {

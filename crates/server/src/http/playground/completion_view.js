@@ -8,10 +8,8 @@ function symbolWords(token, letters) {
   return `${values.length > 2 ? "bytes" : "byte"} ${values}${letters ? ` of ${JSON.stringify(letters)}` : ""}`;
 }
 
-/** Least and most symbols that a frame appends, and the milliseconds that it aims at: after a longer frame, the next appends half as many. */
-const MIN_FRAME_SYMBOLS = 25;
-const MAX_FRAME_SYMBOLS = 300;
-const FRAME_MS = 16;
+/** Most symbols that a frame appends. A frame lasts a few milliseconds with as many. */
+const FRAME_SYMBOLS = 200;
 /** Symbols after which a block of the text ends with its segment, and in any case. A frame lays out only the last block. */
 const BLOCK_SYMBOLS = 500;
 const MAX_BLOCK_SYMBOLS = 1500;
@@ -41,7 +39,6 @@ class CompletionView {
     this.queue = [];
     this.waiting = 0;
     this.drawing = null;
-    this.frameSymbols = MAX_FRAME_SYMBOLS;
     // Where the text of the next symbol begins, if the message has it.
     this.limit = undefined;
     this.block = null;
@@ -189,7 +186,7 @@ class CompletionView {
       const began = performance.now();
       // A reader who has scrolled up keeps the place.
       const follows = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40;
-      for (let room = this.frameSymbols; room > 0 && this.queue.length; ) {
+      for (let room = FRAME_SYMBOLS; room > 0 && this.queue.length; ) {
         const [message] = this.queue;
         const end = Math.min(message.lists.tokens.length, message.shown + room);
         room -= end - message.shown;
@@ -200,9 +197,7 @@ class CompletionView {
       this.late.textContent = this.waiting > MANY_WAITING
         ? `This tab draws more slowly than the model writes: ${shown(this.waiting, 0)} ${this.unit}s wait. Speeds are the server's.` : "";
       if (follows) this.text.scrollTop = this.text.scrollHeight;
-      const { duration } = performance.measure("frame", { start: began });
-      const aim = duration > FRAME_MS ? this.frameSymbols / 2 : this.frameSymbols * 1.5;
-      this.frameSymbols = Math.round(Math.min(Math.max(aim, MIN_FRAME_SYMBOLS), MAX_FRAME_SYMBOLS));
+      performance.measure("frame", { start: began });
     }
     this.drawing = null;
   }

@@ -9,6 +9,7 @@ use crate::{
     pattern::{STEP_TIME, check_classes, count_classes},
 };
 use llguidance::{GrammarBuilder, JsonCompileOptions, api::ParserLimits, panic_utils};
+use regex_syntax::hir::{Class, Hir, HirKind};
 use serde_json::{Map, Value, json};
 use std::{
     borrow::Cow,
@@ -170,7 +171,11 @@ pub(crate) fn check_schema(field: &'static str, schema: &Value) -> Result<()> {
     let fault = Faults::of(schema, &mut |part| {
         let keywords = part.as_object()?;
         let base = || (!std::ptr::eq(part, schema)).then(|| moved_base(part)).flatten();
-        too_many_properties(keywords).or_else(|| misread_number(keywords)).or_else(|| foreign(keywords)).or_else(base)
+        too_many_properties(keywords)
+            .or_else(|| misread_number(keywords))
+            .or_else(|| dropped_character(keywords))
+            .or_else(|| foreign(keywords))
+            .or_else(base)
     });
     fault.map_or(Ok(()), |fault| Err(fault.error(field)))
 }
@@ -408,6 +413,48 @@ fn misread_number(keywords: &Map<String, Value>) -> Option<SchemaFault> {
     rounded
         .or_else(|| includes("exclusiveMinimum", ["maximum", "exclusiveMaximum"]))
         .or_else(|| includes("exclusiveMaximum", ["minimum", "exclusiveMinimum"]))
+}
+
+/// Finds a text or pattern with a control character that has no short escape: the parser drops it.
+fn dropped_character(keywords: &Map<String, Value>) -> Option<SchemaFault> {
+    keywords.iter().find_map(|(keyword, value)| {
+        let is_dropped = match (keyword.as_str(), value) {
+            ("const" | "enum", _) => drops_text(value),
+            ("pattern", Value::String(pattern)) => drops_pattern(pattern),
+            ("patternProperties", Value::Object(names)) => names.keys().any(|name| drops_pattern(name)),
+            _ => false,
+        };
+        let bound = r"texts without control characters other than \b, \f, \n, \r and \t";
+        is_dropped.then(|| SchemaFault::new(keyword, value, bound.to_owned()))
+    })
+}
+
+fn is_dropped(character: char) -> bool {
+    character == '\u{7f}' || character < ' ' && !"\u{8}\u{c}\n\r\t".contains(character)
+}
+
+fn drops_text(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains(is_dropped),
+        _ => members(value).into_iter().any(|(_, member)| drops_text(member)),
+    }
+}
+
+fn drops_pattern(pattern: &str) -> bool {
+    fn drops(part: &Hir) -> bool {
+        match part.kind() {
+            HirKind::Literal(literal) => str::from_utf8(&literal.0).is_ok_and(|text| text.contains(is_dropped)),
+            HirKind::Class(Class::Unicode(class)) => {
+                let ranges = class.ranges();
+                !ranges.is_empty() && ranges.iter().all(|range| (range.start()..=range.end()).all(is_dropped))
+            }
+            HirKind::Repetition(repetition) => drops(&repetition.sub),
+            HirKind::Capture(group) => drops(&group.sub),
+            HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().any(drops),
+            _ => false,
+        }
+    }
+    regex_syntax::parse(pattern).is_ok_and(|pattern| drops(&pattern))
 }
 
 /// Magnitude from which 64-bit floats exceed signed 64-bit integers.

@@ -52,8 +52,9 @@ class Editor {
     this.area.addEventListener("input", (event) => this.typed(event));
     this.area.addEventListener("keydown", (event) => this.key(event));
     this.area.addEventListener("scroll", () => this.draw());
-    // The window's edges also bound the view.
-    for (const name of ["scroll", "resize"]) window.addEventListener(name, () => this.draw(), { passive: true });
+    // The window's edges also bound the view. On another panel's page there is none.
+    const follow = () => this.area.offsetParent && this.draw();
+    for (const name of ["scroll", "resize"]) window.addEventListener(name, follow, { passive: true });
     document.addEventListener("selectionchange", () => this.moved());
     at("until").addEventListener("change", () => {
       editing.mark(at("until"), false);

@@ -20,6 +20,11 @@ use std::arch::asm;
 /// Integer that the largest weight of a span is rounded to. Sums of a span cannot overflow 32 bits.
 const MAX_WEIGHT: f32 = 32767.0;
 
+/// Lines that are prefetched while a page's weights are rounded: the scales of a page, and some to catch up.
+const WEIGHT_LINES: usize = 8;
+
+const _: () = assert!(QUAD * WIDTH == LINE);
+
 const _: () = assert!(SPAN as i64 * 32767 * 127 <= i32::MAX as i64);
 
 impl Stored for Int8Storage {
@@ -152,7 +157,6 @@ fn add_rows<S: Simd, const B: usize>(
         values: &values[..run.pages.len()],
         weights: rows.map(|row| weights.map(|bytes| &bytes[row][run.pages.start * POSITIONS..])),
         head_dim: head.layout.head_dim,
-        reads: span.reads_values(run, rows),
     };
     let dim = part.head_dim;
     let mut done = 0;
@@ -186,7 +190,7 @@ fn round_weights<S: Simd>(simd: S, head: &AttentionHead<'_>, span: &Span<'_>, ro
     let mut edge_max = 0f32;
     let mut edge_nan = 0f32;
     for index in pages.clone() {
-        work.ahead.step(simd, false);
+        work.ahead.fetch(simd, WEIGHT_LINES);
         let scales = PageHead::<i8>::new(head.layout, span.bytes(row, index)).values.scales;
         for first in (0..POSITIONS).step_by(WIDTH) {
             let vector = index * POSITIONS + first;
@@ -232,8 +236,6 @@ struct Part<'a, const B: usize> {
     /// The upper and the lower bytes of each row's weights.
     weights: [[&'a [u8]; 2]; B],
     head_dim: usize,
-    /// True if the values are next in [`Ahead`].
-    reads: bool,
 }
 
 impl<const B: usize> Part<'_, B> {
@@ -252,17 +254,17 @@ impl<const B: usize> Part<'_, B> {
         let mut upper_sums = [[simd.splat_int(0); W]; B];
         let mut lower_sums = upper_sums;
         for (index, page) in self.values.iter().enumerate() {
-            // later parts of the columns read pages that are in a cache; prefetching between the sums would keep them in memory
-            if done == 0 {
-                ahead.step(simd, self.reads);
-            }
             assert!(POSITIONS * dim <= page.numbers.len());
+            let mut prefetched = ahead.take(POSITIONS / QUAD * W).unwrap_or(page.numbers.as_ptr().cast());
             let mut next = page.numbers.as_ptr().wrapping_add(QUAD * done);
             let page = index * POSITIONS..(index + 1) * POSITIONS;
             let weights = self.weights.map(|bytes| bytes.map(|bytes| bytes[page.clone()].as_chunks::<QUAD>().0));
             // weights are zero after a row's last key
             for quad in 0..POSITIONS / QUAD {
                 for v in 0..W {
+                    // as many bytes as are read
+                    simd.prefetch(prefetched);
+                    prefetched = prefetched.wrapping_add(LINE);
                     // SAFETY: the vector is within the numbers of four positions, as checked above.
                     let bytes = unsafe { simd.load_bytes(next.wrapping_add(QUAD * v * WIDTH)) };
                     let sums = upper_sums.iter_mut().zip(&mut lower_sums);
@@ -365,10 +367,11 @@ impl Stored for Int8Tiles {
         if count < MIN_ROWS {
             return multiply_vectors::<S, Int8Storage>(simd, job, out, ahead);
         }
-        if job.is_ahead {
-            job.columns.iter().for_each(|_| ahead.step(simd, true));
-        }
         let bytes = job.queries[0].cells.len() * CELL;
+        for _ in job.columns {
+            ahead.read_if(job.is_ahead);
+            ahead.fetch(simd, bytes * POSITIONS / LINE);
+        }
         let mut x = [Aligned([[0; TILE_BYTES]; TILE_ROWS]); MAX_TILES];
         for (row, query) in job.queries.iter().enumerate() {
             assert_eq!(query.cells.len() * CELL, bytes);
@@ -424,9 +427,7 @@ impl Stored for Int8Tiles {
         let dim = head.layout.head_dim;
         let values = run_values(head, span, run);
         let values = &values[..run.pages.len()];
-        if span.reads_values(run, rows) {
-            values.iter().for_each(|_| work.ahead.step(simd, true));
-        }
+        values.iter().for_each(|_| work.ahead.fetch(simd, dim * POSITIONS / LINE));
         let mut pointers = [std::ptr::null(); MAX_COLUMNS];
         for (pointer, columns) in pointers.iter_mut().zip(values) {
             assert!(columns.numbers.len() >= POSITIONS * dim);

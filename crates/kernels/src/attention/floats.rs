@@ -97,8 +97,8 @@ impl<L: LoadAsF32> Part<'_, L> {
         let Ok(outs) = outs.get_disjoint_mut(*rows) else { return };
         let mut outs: Outs<'_, B> = outs.map(|out| &mut **out);
         for (columns, page) in values.iter().zip(run.pages.clone()) {
-            ahead.step(simd, span.reads_values(run, rows));
             let values = columns.numbers;
+            ahead.fetch(simd, size_of_val(values) / LINE);
             let in_page = |keys: usize| keys.saturating_sub(page * POSITIONS).min(POSITIONS);
             let from = rows.map(|row| in_page(span.from[row]));
             let to = rows.map(|row| in_page(span.to[row]));
@@ -412,7 +412,7 @@ pub(super) struct Job<'a, T> {
     pub(super) columns: &'a [Columns<'a, T>],
     /// Index of the product with the first column, by row of the call.
     pub(super) first: &'a [usize; ROW_TILE],
-    /// True if the columns are next in [`Ahead`].
+    /// True if the columns are the keys of the next pages in [`Ahead`].
     pub(super) is_ahead: bool,
 }
 
@@ -460,7 +460,8 @@ fn multiply_tile<S: Simd, N: Stored, const B: usize>(
     // the first rows read the columns, the others find them in a cache
     let reads = job.is_ahead && rows[0] == job.rows[0];
     for (index, &columns) in job.columns.iter().enumerate() {
-        let next = ahead.next(simd, reads).unwrap_or(columns.numbers.as_ptr().cast());
+        ahead.read_if(reads);
+        let next = ahead.take(size_of_val(columns.numbers) / LINE).unwrap_or(columns.numbers.as_ptr().cast());
         let products = N::products::<S, B>(simd, queries, columns, next);
         for (&row, products) in rows.iter().zip(&products) {
             out[row][job.first[row] + index * POSITIONS..][..POSITIONS].copy_from_slice(products);

@@ -81,7 +81,8 @@ fn scores_body<S: Simd, N: Stored>(
     let rows = [*row];
     for first in (row.first_key / SPAN * SPAN..=row.position).step_by(SPAN) {
         let span = Span::new(head, &rows, first);
-        score(simd, stored, head, &span, work);
+        let distances = begin_span(simd, stored, head, &span, work);
+        score(simd, stored, head, &span, span.active, distances.as_ref(), work);
         out.extend_from_slice(&work.scores[0][span.from[0]..span.to[0]]);
     }
 }
@@ -111,22 +112,26 @@ fn attend_body<S: Simd, N: Stored>(
         if span.active.is_empty() {
             continue;
         }
-        score(simd, stored, head, &span, work);
-        for row in span.active.iter() {
-            let pages = span.pages(row);
-            let scores = &mut work.scores[row];
-            scores[pages.start * POSITIONS..span.from[row]].fill(f32::NEG_INFINITY);
-            scores[span.to[row]..pages.end * POSITIONS].fill(f32::NEG_INFINITY);
-            softmax[row].push_span::<S>(&mut scores[pages.start * POSITIONS..pages.end * POSITIONS], outs[row]);
-            stored.prepare_weights(simd, head, &span, row, work);
-        }
-        let runs = std::mem::take(&mut work.runs);
-        for run in &runs.found {
-            stored.add_run(simd, head, &span, run, work, outs);
-        }
-        work.runs = runs;
-        for row in span.active.iter() {
-            stored.finish_sums(row, work, outs[row]);
+        let distances = begin_span(simd, stored, head, &span, work);
+        for index in 0..work.runs.groups.len() {
+            let group = work.runs.groups[index];
+            score(simd, stored, head, &span, group, distances.as_ref(), work);
+            for row in group.iter() {
+                let pages = span.pages(row);
+                let scores = &mut work.scores[row];
+                scores[pages.start * POSITIONS..span.from[row]].fill(f32::NEG_INFINITY);
+                scores[span.to[row]..pages.end * POSITIONS].fill(f32::NEG_INFINITY);
+                softmax[row].push_span::<S>(&mut scores[pages.start * POSITIONS..pages.end * POSITIONS], outs[row]);
+                stored.prepare_weights(simd, head, &span, row, work);
+            }
+            let runs = std::mem::take(&mut work.runs);
+            for run in runs.of(group) {
+                stored.add_run(simd, head, &span, run, work, outs);
+            }
+            work.runs = runs;
+            for row in group.iter() {
+                stored.finish_sums(row, work, outs[row]);
+            }
         }
     }
     for (softmax, out) in softmax.iter().zip(outs) {
@@ -134,22 +139,41 @@ fn attend_body<S: Simd, N: Stored>(
     }
 }
 
-/// Splits a span into runs and computes the scores of its keys. Scores of keys outside a row's window are unspecified.
+/// Splits a span into runs and multiplies its distances. Returns what [`multiply_distances`] does.
 #[inline(always)]
-fn score<S: Simd, N: Stored>(simd: S, stored: N, head: &AttentionHead<'_>, span: &Span<'_>, work: &mut Work) {
+fn begin_span<S: Simd, N: Stored>(
+    simd: S,
+    stored: N,
+    head: &AttentionHead<'_>,
+    span: &Span<'_>,
+    work: &mut Work,
+) -> Option<[usize; ROW_TILE]> {
     span.split(&mut work.runs);
+    span.list_pages(head.layout, &work.runs, &mut work.ahead);
+    multiply_distances(simd, stored, head, span, work)
+}
+
+/// Computes the scores of a group's keys. Scores of keys outside a row's window are unspecified.
+#[inline(always)]
+fn score<S: Simd, N: Stored>(
+    simd: S,
+    stored: N,
+    head: &AttentionHead<'_>,
+    span: &Span<'_>,
+    group: RowSet,
+    distances: Option<&[usize; ROW_TILE]>,
+    work: &mut Work,
+) {
     let runs = std::mem::take(&mut work.runs);
-    span.list_blocks(head.layout, &runs, &mut work.ahead);
-    let distances = multiply_distances(simd, stored, head, span, work);
-    for run in &runs.found {
+    for run in runs.of(group) {
         multiply_keys(simd, stored, head, span, run, work);
     }
     work.runs = runs;
-    for row in span.active.iter() {
+    for row in group.iter() {
         let pages = span.pages(row);
         let keys = pages.start * POSITIONS..pages.end * POSITIONS;
         let scores = &mut work.scores[row][keys.clone()];
-        match &distances {
+        match distances {
             Some(first) => {
                 let distances = &work.distances[row][first[row]..][..scores.len()];
                 scores
@@ -566,6 +590,11 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(found, expected);
+                // each row is in one group, and so is each run
+                let rows: BTreeSet<_> = runs.groups.iter().flat_map(|group| group.iter()).collect();
+                prop_assert_eq!(rows.len(), runs.groups.iter().map(|group| group.iter().count()).sum());
+                prop_assert_eq!(rows, span.active.iter().collect());
+                prop_assert_eq!(runs.groups.iter().map(|&group| runs.of(group).count()).sum::<usize>(), runs.found.len());
             }
         }
     }

@@ -407,40 +407,29 @@ impl<'a> Span<'a> {
         self.heads[row][page].as_ptr()
     }
 
-    /// Lists the keys of all runs, then the values, except those that a cache still has.
+    /// Lists the pages of all runs, except those that a cache still has.
     #[inline(always)]
-    pub(super) fn list_blocks(&self, layout: &PageLayout, runs: &Runs, ahead: &mut Ahead) {
-        let columns = columns_bytes(layout.dtype, layout.head_dim);
-        let values = layout.head_bytes() - columns;
+    pub(super) fn list_pages(&self, layout: &PageLayout, runs: &Runs, ahead: &mut Ahead) {
         *ahead = Ahead {
-            blocks: std::mem::take(&mut ahead.blocks),
-            column_lines: columns.div_ceil(LINE),
+            pages: std::mem::take(&mut ahead.pages),
+            page_lines: layout.head_bytes().div_ceil(LINE),
             ..Ahead::default()
         };
-        ahead.blocks.clear();
-        for block in [0..values, values..layout.head_bytes()] {
-            for run in &runs.found {
-                let leader = run.rows.0.trailing_zeros() as usize;
-                if !self.rows[leader].keys.recently_read {
-                    let start = |page: usize| self.heads[leader][page][block.start..].as_ptr();
-                    ahead.blocks.extend(run.pages.clone().map(|page| (start(page), block.len().div_ceil(LINE))));
-                }
+        ahead.pages.clear();
+        for run in runs.groups.iter().flat_map(|&group| runs.of(group)) {
+            let leader = run.rows.0.trailing_zeros() as usize;
+            if !self.rows[leader].keys.recently_read {
+                ahead.pages.extend(run.pages.clone().map(|page| self.page_id(leader, page)));
             }
         }
-    }
-
-    /// Returns true if `rows` are the first of a run that is in [`Ahead`]: they read its pages, and others find them in a cache.
-    #[inline(always)]
-    pub(super) fn reads_values(&self, run: &Run, rows: &[usize]) -> bool {
-        let leader = run.rows.0.trailing_zeros() as usize;
-        rows[0] == leader && !self.rows[leader].keys.recently_read
     }
 
     /// Splits the pages of all rows into runs. Each page of each row is in one run.
     #[inline(always)]
     pub(super) fn split(&self, runs: &mut Runs) {
-        let Runs { found, pending } = runs;
+        let Runs { found, groups, pending } = runs;
         found.clear();
+        groups.clear();
         pending.clear();
         pending.push((self.active, 0));
         while let Some((rows, from)) = pending.pop() {
@@ -479,6 +468,15 @@ impl<'a> Span<'a> {
             // processed next, so that a sequence's pages are read one after another
             pending.push((same.union(later), end));
         }
+        for run in &*found {
+            let mut group = run.rows;
+            groups.retain(|&other| {
+                let is_apart = other.without(run.rows) == other;
+                group = if is_apart { group } else { group.union(other) };
+                is_apart
+            });
+            groups.push(group);
+        }
     }
 }
 
@@ -494,6 +492,8 @@ pub(super) struct Run {
 #[derive(Default)]
 pub(super) struct Runs {
     pub(super) found: Vec<Run>,
+    /// Sets of rows: the rows of a run are in one set. A set's values are read before the next set's keys, as they lie in memory.
+    pub(super) groups: Vec<RowSet>,
     /// Sets of rows that still need runs, each with its first page.
     pending: Vec<(RowSet, usize)>,
 }
@@ -502,68 +502,79 @@ impl Runs {
     /// Returns memory for as many runs as a span can have, one for each page of each row.
     pub(super) fn new() -> Self {
         // pending sets have no row in common
-        Self { found: Vec::with_capacity(ROW_TILE * MAX_COLUMNS), pending: Vec::with_capacity(ROW_TILE + 1) }
+        Self {
+            found: Vec::with_capacity(ROW_TILE * MAX_COLUMNS),
+            groups: Vec::with_capacity(ROW_TILE),
+            pending: Vec::with_capacity(ROW_TILE + 1),
+        }
+    }
+
+    /// Returns the runs of a group.
+    #[inline(always)]
+    pub(super) fn of(&self, group: RowSet) -> impl Iterator<Item = &Run> {
+        self.found.iter().filter(move |run| run.rows.without(group).is_empty())
     }
 }
 
-/// Blocks that are prefetched before they are read, because a block takes time to arrive.
-const AHEAD: usize = 8;
-
-/// Maximum blocks that are prefetched before they are read: a part of the second-level cache.
-const MAX_AHEAD: usize = 64;
+/// Maximum bytes that are prefetched before they are read: a part of the second-level cache.
+const MAX_AHEAD: usize = 64 << 10;
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
-/// The keys and values of a span in the order in which they are read. Pages lie apart, so the processor does not foresee the next.
+/// The pages of a span in the order in which their keys are read. They lie apart, so the processor does not foresee the next. A core
+/// waits for few lines at a time: a page that is prefetched at once keeps it from computing, so each computation prefetches some lines.
 #[derive(Default)]
 pub(super) struct Ahead {
-    /// Start of each page's keys or values, and the cache lines up to the end of the scales that follow.
-    blocks: Vec<(*const u8, usize)>,
-    /// Cache lines of keys without scales.
-    column_lines: usize,
-    /// Number of blocks that were read.
+    /// Start of the head's keys and values in each page.
+    pages: Vec<*const u8>,
+    /// Cache lines of the head in a page.
+    page_lines: usize,
+    /// Number of pages whose keys were read.
     read: usize,
-    /// Number of blocks that were prefetched.
-    fetched: usize,
+    /// Number of pages whose prefetching has begun.
+    begun: usize,
+    /// Next line of the last of them.
+    next: *const u8,
+    /// Lines from there to the end of its values.
+    left: usize,
 }
 
 impl Ahead {
-    /// Returns the next block for the caller to prefetch line by line while it computes, and prefetches its scales. `reads` is true if
-    /// the caller reads a block too.
+    /// Counts a page if the caller reads its keys next.
     #[inline(always)]
-    pub(super) fn next<S: Simd>(&mut self, simd: S, reads: bool) -> Option<*const u8> {
+    pub(super) fn read_if(&mut self, reads: bool) {
         self.read += usize::from(reads);
-        while reads && self.fetched + 1 < self.read + AHEAD && self.fetched + 1 < self.blocks.len() {
-            self.fetch(simd, 0);
-        }
-        if self.fetched < self.read + MAX_AHEAD { self.fetch(simd, self.column_lines) } else { None }
-    }
-
-    /// Prefetches the next block at once.
-    #[inline(always)]
-    pub(super) fn step<S: Simd>(&mut self, simd: S, reads: bool) {
-        if let Some(start) = self.next(simd, reads) {
-            fetch_lines(simd, start, 0, self.column_lines);
+        if self.begun < self.read {
+            self.begun = self.read;
+            self.left = 0;
         }
     }
 
-    /// Prefetches the lines from `first` on of the next block.
+    /// Returns the next `lines` lines for the caller to prefetch one by one while it computes.
     #[inline(always)]
-    fn fetch<S: Simd>(&mut self, simd: S, first: usize) -> Option<*const u8> {
-        let &(start, lines) = self.blocks.get(self.fetched)?;
-        self.fetched += 1;
-        fetch_lines(simd, start, first, lines);
+    pub(super) fn take(&mut self, lines: usize) -> Option<*const u8> {
+        if self.left == 0 {
+            if (self.begun - self.read) * self.page_lines * LINE >= MAX_AHEAD {
+                return None;
+            }
+            self.next = *self.pages.get(self.begun)?;
+            self.begun += 1;
+            self.left = self.page_lines;
+        }
+        let start = self.next;
+        // what is beyond the page's end belongs to the next head, which is read soon
+        self.next = start.wrapping_add(lines * LINE);
+        self.left = self.left.saturating_sub(lines);
         Some(start)
     }
-}
 
-#[inline(always)]
-fn fetch_lines<S: Simd>(simd: S, start: *const u8, first: usize, lines: usize) {
-    let mut next = start.wrapping_add(first.wrapping_mul(LINE));
-    for _ in first..lines {
-        simd.prefetch(next);
-        next = next.wrapping_add(LINE);
+    /// Prefetches the next `lines` lines at once.
+    #[inline(always)]
+    pub(super) fn fetch<S: Simd>(&mut self, simd: S, lines: usize) {
+        if let Some(start) = self.take(lines) {
+            (0..lines).for_each(|line| simd.prefetch(start.wrapping_add(line * LINE)));
+        }
     }
 }
 
@@ -584,7 +595,7 @@ pub(super) struct Work {
     pub(super) tile_sums: TileSums,
     /// The runs of the span.
     pub(super) runs: Runs,
-    /// The keys and values of the span.
+    /// The pages of the span.
     pub(super) ahead: Ahead,
 }
 
@@ -605,7 +616,7 @@ impl Work {
             sums: Vec::new(),
             tile_sums: vec![Aligned([[0; POSITIONS]; ROW_TILE]); MAX_COLUMNS],
             runs: Runs::new(),
-            ahead: Ahead { blocks: Vec::with_capacity(2 * ROW_TILE * MAX_COLUMNS), ..Ahead::default() },
+            ahead: Ahead { pages: Vec::with_capacity(ROW_TILE * MAX_COLUMNS), ..Ahead::default() },
         }
     }
 

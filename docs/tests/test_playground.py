@@ -24,6 +24,7 @@ PANELS = (
     ("summarize", "at('summary-go').click()", "at('summary-status').textContent == 'Done.'"),
 )
 SERIOUS = ("serious", "critical")
+SIZES = (pictures.SIZE, (420, 800))
 MODELS = (local.DEFAULT, local.ROOT / "models/compared/summarizer-pyramidion")
 
 
@@ -49,10 +50,12 @@ def test_the_panels_have_no_serious_finding(theme: str, address: str, npm_packag
             browser.run(f"at('tab-{tab}').click(); {start}")
             browser.wait_for(done)
             browser.run("document.querySelectorAll('details').forEach((details) => (details.open = true))")
-            browser.run("window.found = null; axe.run().then(({ violations }) => (window.found = violations))")
-            browser.wait_for("window.found !== null")
-            found: List[Dict[str, Any]] = browser.run("return window.found")
-            serious = [(finding["id"], finding["nodes"]) for finding in found if finding["impact"] in SERIOUS]
-            assert not serious, f"{tab}: {json.dumps(serious)}"
+            for width, height in SIZES:
+                browser.resize(width, height)
+                browser.run("window.found = null; axe.run().then(({ violations }) => (window.found = violations))")
+                browser.wait_for("window.found !== null")
+                found: List[Dict[str, Any]] = browser.run("return window.found")
+                serious = [(finding["id"], finding["nodes"]) for finding in found if finding["impact"] in SERIOUS]
+                assert not serious, f"{tab}, {width} pixels wide: {json.dumps(serious)}"
     finally:
         browser.close()

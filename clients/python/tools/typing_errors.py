@@ -97,7 +97,7 @@ def passages(text: str, count: int, size: int) -> List[str]:
     return [passage[passage.find(" ") + 1 : passage.rfind(" ") + 1] for passage in cut]
 
 
-def measure(client: Client, texts: List[Tuple[str, List[Error]]], threshold: Optional[float]) -> Dict[str, object]:
+def measure(client: Client, texts: List[Tuple[str, List[Error]]], threshold: float) -> Dict[str, object]:
     found: Counter[str] = collections.Counter()
     made: Counter[str] = collections.Counter()
     returned = right = first = words = 0
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=2000, help="of a passage")
     parser.add_argument("--rate", type=float, default=0.08, help="share of the words of four letters or more with an error")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--thresholds", default="", help="nats, separated by commas; default: the server's")
+    parser.add_argument("--thresholds", default="6,8,10,11.5,13,15", help="nats, separated by commas; default: %(default)s")
     arguments = parser.parse_args()
     text = arguments.text.read_text(encoding="utf-8")
     known = {word.lower() for word in WORD.findall(text)}
@@ -141,8 +141,7 @@ def main() -> None:
     cut = passages(text, arguments.passages, arguments.characters)
     texts = [insert_errors(passage, arguments.rate, known, rng) for passage in cut]
     client = Client(arguments.server)
-    thresholds: List[Optional[float]] = [float(value) for value in arguments.thresholds.split(",") if value]
-    for threshold in thresholds or [None]:
+    for threshold in map(float, arguments.thresholds.split(",")):
         print(json.dumps(measure(client, texts, threshold)), flush=True)
 
 

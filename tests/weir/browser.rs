@@ -3,10 +3,7 @@
 
 use crate::{process::Program, *};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use std::{
-    io::BufRead as _,
-    net::{TcpListener, TcpStream},
-};
+use std::{io::BufRead as _, net::TcpStream};
 
 /// Key codes of WebDriver.
 const RIGHT: &str = "\u{e014}";
@@ -44,13 +41,10 @@ impl Browser {
             eprintln!("skipped: chromedriver is not installed");
             return None;
         }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let driver = Program::start(Command::new("/usr/bin/chromedriver").arg(format!("--port={}", port.port())));
-        let end = Instant::now() + TIMEOUT;
-        while TcpStream::connect(port).is_err() {
-            assert!(Instant::now() < end, "chromedriver does not listen: {}", driver.stderr());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        // it prints the port that it was given to stdout
+        let driver = Program::start(Command::new("sh").args(["-c", "exec /usr/bin/chromedriver --port=0 >&2"]));
+        let port = driver.wait_for_line("ChromeDriver was started successfully on port ");
+        let port = SocketAddr::from(([127, 0, 0, 1], port.trim_end_matches('.').parse().unwrap()));
         let mut browser = Self { port, session: String::new(), _driver: driver, server: None };
         let args =
             ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1200,1000"];
@@ -1049,7 +1043,7 @@ const ALT: &str = "\u{e00a}";
 const DOWN: &str = "\u{e015}";
 const CONNECTED: &str = "at('edit-status').textContent.startsWith('Connected')";
 const GHOST: &str = "document.querySelector('.ghost') !== null && editor.asked.id === editor.work.id";
-const SCORED: &str = "editor.parts.length > 0 && editor.parts.at(-1).end === editor.area.value.length";
+const SCORED: &str = "editor.pieces.length > 0 && editor.pieces.every(piece => piece.start + piece.read === piece.end) && editor.pieces.at(-1).end === editor.area.value.length";
 
 /// Removes the text with which the editor opens, and lets the ghost text be the best completion alone.
 fn empty_editor(browser: &Browser) {
@@ -1180,18 +1174,12 @@ fn the_editor_follows_any_change_and_opens_again() {
     browser.until(&format!("editor.session.text === editor.area.value && {SCORED}"));
     assert!(browser.evaluate(CONNECTED) == true, "{}", browser.text("#edit-status"));
     // Scores of an earlier text are not shown.
-    let ignored = browser.evaluate(
-        "(() => {
-            const { length } = editor.parts;
-            const characters = [{ logprob: -1 }];
-            const revision = editor.session.revision - 1;
-            editor.receive({ scores: { id: editor.scored.id, revision, characters, start_bytes: [0] } });
-            const isIgnored = editor.parts.length === length;
-            editor.area.dispatchEvent(new Event('input'));
-            return [isIgnored, editor.scored];
-        })()",
-    );
-    assert_eq!(ignored, json!([true, null]));
+    browser.evaluate("(editor.session.answer = () => new Promise(resolve => (window.late = resolve)), null)");
+    change(&browser, 0, 0, "a ");
+    browser.until("window.late !== undefined");
+    change(&browser, 0, 0, "a ");
+    browser.evaluate("(window.late({ scores: { characters: [{ logprob: -1 }], start_bytes: [0] } }), null)");
+    assert_eq!(browser.evaluate("editor.pieces.map(piece => piece.read)"), json!([0]));
     // The document opens again with its text when the connection ends.
     browser.evaluate("(window.before = editor.session, editor.work = null, editor.session.socket.close(), null)");
     browser.until(&format!("editor.session !== null && editor.session !== window.before && {CONNECTED}"));
@@ -1341,6 +1329,27 @@ fn the_editor_underlines_surprising_words_and_offers_likelier_ones() {
     // The first word of a text is checked as well.
     browser.evaluate("(editor.area.focus(), editor.area.select(), editor.insert('Untill now nobody knew it. '), null)");
     likelier("Untill", "Until");
+    browser.check_log("");
+}
+
+#[test]
+fn the_editor_reads_a_long_text_from_the_view_on() {
+    let Some(browser) = Browser::playground(&[english()], &[], "") else { return };
+    empty_editor(&browser);
+    let text = "TEXTS[0][1].replace(/\\s+/g, ' ').repeat(20).slice(0, 20000)";
+    browser.evaluate(&format!("(editor.area.focus(), editor.area.value = {text}, editor.area.setSelectionRange(20000, 20000), editor.area.scrollTop = 1e6, editor.area.dispatchEvent(new Event('input')), null)"));
+    // The heat map comes in view first.
+    let read = "editor.pieces.map(piece => piece.start + piece.read === piece.end)";
+    browser.until(&format!("{read}.includes(true)"));
+    assert_eq!(browser.evaluate(&format!("[{read}.at(-1), {read}[0], editor.pieces.length]")), json!([true, false, 9]));
+    browser.until("document.querySelectorAll('#mirror .h1, #mirror .h2, #mirror .h3').length > 10");
+    // Keystrokes are answered meanwhile, and change what was read only where they are.
+    browser.keys("#editor", " a");
+    browser.until(GHOST);
+    assert_eq!(browser.evaluate("editor.pieces.at(-1).read > 1000"), true);
+    browser.until(&format!("{read}.at(-1)"));
+    change(&browser, 0, 0, "A ");
+    assert_eq!(browser.evaluate(&format!("[{read}.at(-1), editor.pieces.at(-1).end]")), json!([true, 20_004]));
     browser.check_log("");
 }
 

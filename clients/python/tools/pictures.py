@@ -11,7 +11,6 @@ import html
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import local
 
 SIZE = (1280, 800)
 # What the editor shows in the picture: its first text, read and checked, and the ghost text of two to three words.
-READY = "editor.surprises.checked > 0 && editor.surprises.words.every((word) => word.alternatives.length) && editor.tail"
+READY = "editor.pieces.length && editor.pieces.every((piece) => piece.isDone) && editor.surprises.words.every((word) => word.alternatives.length) && editor.tail"
 
 
 class Browser:
@@ -35,16 +34,14 @@ class Browser:
         program = shutil.which("chromedriver")
         if program is None:
             raise SystemExit("chromedriver is not installed")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
-        self._driver = local.Program([program, f"--port={self._address.rpartition(':')[2]}"])
+        # It prints the port that it was given to stdout.
+        self._driver = local.Program(["sh", "-c", f"exec {program} --port=0 >&2"])
+        self._address = "127.0.0.1:" + self._driver.wait_for_line(r"successfully on port (\d+)")
         flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars"]
         wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": {"args": flags}}}}
         self._session = ""
         self._session = f"/session/{self._ask('POST', '/session', wanted)['sessionId']}"
-        size = {"width": SIZE[0], "height": SIZE[1], "deviceScaleFactor": 1, "mobile": False}
-        self._command("Emulation.setDeviceMetricsOverride", size)
+        self.resize(*SIZE)
         self._command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
 
     def _ask(self, method: str, path: str, body: Dict[str, Any]) -> Any:
@@ -54,20 +51,18 @@ class Browser:
             method=method,
             headers={"content-type": "application/json"},
         )
-        deadline = time.monotonic() + local.TIMEOUT
-        while True:
-            try:
-                with urllib.request.urlopen(request, timeout=local.TIMEOUT) as answer:
-                    return json.load(answer)["value"]
-            except urllib.error.HTTPError as error:
-                raise RuntimeError(f"{path}: {error.read().decode()}") from error
-            except urllib.error.URLError:  # the driver does not listen yet
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
+        try:
+            with urllib.request.urlopen(request, timeout=local.TIMEOUT) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"{path}: {error.read().decode()}") from error
 
     def _command(self, name: str, parameters: Dict[str, Any]) -> None:
         self._ask("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+
+    def resize(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._command("Emulation.setDeviceMetricsOverride", size)
 
     def open(self, url: str) -> None:
         self._ask("POST", "/url", {"url": url})

@@ -22,7 +22,7 @@ use weir_kernels::{
     error::{Error, Result},
     sync::lock,
 };
-use weir_models::contract::{BoundaryOptions, Card, SymbolSlices};
+use weir_models::contract::{BoundaryOptions, Card, Exactness, SymbolSlices};
 
 /// Maximum bytes of a range that is scored.
 pub const MAX_SCORED_BYTES: usize = 1 << 15;
@@ -63,13 +63,15 @@ pub struct Scores {
     pub characters: Vec<EmittedSymbol>,
     /// Byte offsets in the text, one for each of `characters`: the start of the character that it comes from.
     pub start_bytes: Vec<usize>,
-    /// Symbols that were computed: all up to the range's end.
+    /// Symbols up to the range's end that were computed.
     pub recomputed: usize,
 }
 
 /// A score that is ready to run, on the text as it was when it was created.
 pub struct ScoreTask {
     events: Events,
+    /// The first position that the engine returns.
+    context: usize,
     /// Symbols of the range, which follow the others.
     range: Range<usize>,
     /// Bytes of the text from which they come.
@@ -128,8 +130,16 @@ impl EditSession {
         let range = start.min(symbols.len())..symbols.len();
         let read = self.text.text().get(..bytes.end).unwrap_or_default();
         let start_bytes = self.engine.card().vocabulary.start_bytes(read, range.start);
-        let score = Score { symbols, logprobs: true, ..Score::default() };
-        Ok(ScoreTask { events: self.engine.submit(Job::Score(score), self.terms.clone())?, range, start_bytes })
+        // other models' numbers depend on how symbols are split into steps
+        let is_exact = self.engine.card().exactness == Exactness::Bitwise;
+        let context = if is_exact { range.start.saturating_sub(1) } else { 0 };
+        let score = Score { symbols, context, logprobs: true, ..Score::default() };
+        Ok(ScoreTask {
+            events: self.engine.submit(Job::Score(score), self.terms.clone())?,
+            context,
+            range,
+            start_bytes,
+        })
     }
 
     /// Checks a range of bytes to score. Fails as [`score`](Self::score) does for it.
@@ -163,7 +173,7 @@ impl ScoreTask {
     /// Waits for the scores of the range. Dropping the future cancels the request within one step.
     pub async fn run(mut self) -> Result<Scores> {
         let mut scored = Vec::with_capacity(self.range.len());
-        let mut position = 0;
+        let mut position = self.context;
         while let Some(event) = self.events.recv().await {
             match event? {
                 Event::Characters(characters) => {
@@ -174,9 +184,9 @@ impl ScoreTask {
                         position += 1;
                     }
                 }
-                Event::Finished { .. } => {
-                    let Self { range, start_bytes, .. } = self;
-                    return Ok(Scores { characters: scored, start_bytes, recomputed: range.end });
+                Event::Finished { usage, .. } => {
+                    let recomputed = self.range.end.saturating_sub(usage.cached_chars);
+                    return Ok(Scores { characters: scored, start_bytes: self.start_bytes, recomputed });
                 }
                 Event::Started { .. } | Event::Next(_) | Event::Coding(_) | Event::Coded(_) | Event::Document(_) => {}
             }

@@ -32,6 +32,9 @@ pub struct Generate {
 pub struct Score {
     /// The text's symbols; at least one.
     pub symbols: Vec<u32>,
+    /// Number of first symbols that are not returned, nor fed if a cached state covers them: fewer than all. The symbol after them has
+    /// no log-probability. 0 with windows.
+    pub context: usize,
     /// True for log-probabilities and boundaries; false for boundaries only.
     pub logprobs: bool,
     /// Number of most probable alternatives per symbol.
@@ -273,6 +276,9 @@ impl Score {
         self.windows.map_or(Ok(()), |windows| windows.validate(card))?;
         if self.ends_text && (self.windows.is_some() || card.vocabulary.specials().is_none()) {
             return Err(Error::Internal("this text cannot be scored with its end".into()));
+        }
+        if self.context > 0 && (self.windows.is_some() || self.context >= self.symbols.len()) {
+            return Err(Error::Internal(format!("this text cannot be scored after {} symbols", self.context)));
         }
         bounded("top_logprobs", self.top, OptionLimits::TOP_LOGPROBS)
     }

@@ -523,7 +523,7 @@ impl Session {
     /// Creates a session that scores a text. Fails as [`Score::validate`] does.
     pub fn score(request: Score, card: &Card) -> Result<Self> {
         request.validate(card)?;
-        let Score { symbols, logprobs, top, boundaries, windows, exact, ends_text } = request;
+        let Score { symbols, context, logprobs, top, boundaries, windows, exact, ends_text } = request;
         let specials = card.vocabulary.specials();
         let output = PromptOutput {
             symbols: true,
@@ -534,7 +534,8 @@ impl Session {
             specials,
             end: specials.map(|specials| specials.end).filter(|_| ends_text),
         };
-        let prompt = Prompt::new(symbols, windows, output);
+        let mut prompt = Prompt::new(symbols, windows, output);
+        prompt.range.emit_from = prompt.range.emit_from.max(context);
         let max_symbols = prompt.longest();
         Self::new(prompt, None, boundaries, card, max_symbols)
     }
@@ -1384,7 +1385,8 @@ impl Prompt {
 
     /// Computes the first symbol's log-probabilities from the logits before it, if it is emitted and begins a sequence.
     fn begin(&mut self, logits: &[f32]) -> Result<()> {
-        if let Some(first) = self.symbol_at(0).filter(|_| self.output.symbols && !self.is_windowed()) {
+        let is_emitted = self.output.symbols && !self.is_windowed() && self.range.emit_from == 0;
+        if let Some(first) = self.symbol_at(0).filter(|_| is_emitted) {
             self.next = self.output.logprobs_of(first, logits)?;
         }
         Ok(())
@@ -1394,13 +1396,14 @@ impl Prompt {
         self.get(position..position + 1).get(0)
     }
 
-    /// Number of symbols that need not be fed if their state is cached. If results of a step are emitted: those that were fed once.
+    /// Number of symbols that need not be fed if their state is cached. If results of a step are emitted: those that were fed once, and
+    /// context.
     /// Otherwise: all but the last, whose logits are needed. With echo, at most [`MAX_ECHO_SKIPPED`] of these.
     fn skippable(&self) -> usize {
         let all_but_last = self.len.saturating_sub(1);
         match self.windows {
             None if !self.output.symbols => self.fed.max(all_but_last),
-            None if self.output.boundaries || self.output.logprobs.any() => self.fed,
+            None if self.output.boundaries || self.output.logprobs.any() => self.fed.max(self.range.emit_from),
             None => self.fed.max(all_but_last.min(MAX_ECHO_SKIPPED)),
             // only the first sequence begins as the text does
             Some(_) => 0,
@@ -1423,7 +1426,7 @@ impl Prompt {
         let skipped = self.fed..len.max(self.fed);
         self.fed = skipped.end;
         self.settled = skipped.end;
-        if self.output.symbols {
+        if self.output.symbols && skipped.end > self.range.emit_from {
             output.extend(self.get(skipped).iter().map(EmittedSymbol::plain));
         }
     }

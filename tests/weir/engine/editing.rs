@@ -11,6 +11,7 @@ use weir::engine::edited_text::Splice;
 use weir::engine::editing::{Completions, EditSession, Scores, received};
 
 use weir::kernels::error::floor_boundary;
+use weir::models::contract::Exactness;
 
 const TEXT_BYTES: usize = 2000;
 
@@ -91,6 +92,7 @@ fn edits_give_the_results_of_cold_requests() {
         let mut fork = session.clone();
         let mut reused = 0;
         let mut reused_distributions = 0;
+        let mut skipped = 0;
         // between three successive comparisons and the next three
         let (splices, between) = if long_runs() { (17_000, 20) } else { (500, 125) };
         for round in 1..=splices {
@@ -144,10 +146,15 @@ fn edits_give_the_results_of_cold_requests() {
             let range =
                 edge(&mut rng, &text[..text.char_indices().nth(kept / 2).map_or(0, |(offset, _)| offset)])..cursor;
             let own = score(&session, range.clone());
-            assert!(own == score(&cold, range.clone()) && !own.characters.is_empty(), "{name}, {text:?}, {range:?}");
+            let read = model.card().encode("text", &text[..range.end]).unwrap();
+            let whole = scored(&cold_engine, &read, own.characters.len());
+            assert!(own.characters == whole && !whole.is_empty(), "{name}, {text:?}, {range:?}");
+            assert_eq!(own.start_bytes, score(&cold, range).start_bytes, "{name}");
+            skipped += read.len() - own.recomputed;
         }
         assert!(reused > 0, "{name}: no edit found the state before it");
         assert!(reused_distributions > 0, "{name}: no search found a distribution");
+        assert_eq!(skipped > 0, model.card().exactness == Exactness::Bitwise, "{name}: scores of cached texts");
         drop(session);
         drop(fork);
         drop(warm);

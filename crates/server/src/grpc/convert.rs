@@ -168,7 +168,7 @@ pub(crate) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(opti
         seeded_boundaries(request.boundary_mode.as_deref(), request.boundary_threshold, request.seed, card)?;
     let top = size(request.top_logprobs());
     let exact = request.exact_logprobs();
-    Ok((options::Score { symbols, logprobs: true, top, boundaries, windows, exact, ends_text }, seed))
+    Ok((options::Score { symbols, context: 0, logprobs: true, top, boundaries, windows, exact, ends_text }, seed))
 }
 
 /// The names of the two fields of a request that give a text.

@@ -25,6 +25,8 @@ class EditSocket {
     this.nextId = 1;
     this.isOpen = false;
     this.last = {};
+    // By the id of a request, what takes its answer.
+    this.waiting = new Map();
     this.socket = new WebSocket(editAddress(), editProtocols());
     const end = (code) => {
       if (!this.socket) return;
@@ -53,24 +55,35 @@ class EditSocket {
       if (failed && failed.id === undefined) {
         this.last.refused = failed;
         end(1000);
-      } else if (this.isOpen) handle(message);
+      } else if (this.isOpen) {
+        const { id } = message.completions || message.scores || message.stale || failed || {};
+        const take = this.waiting.get(id) || handle;
+        this.waiting.delete(id);
+        take(message);
+      }
     });
+  }
+
+  /** Resolves with the answer to a request, which may be that the text has changed. */
+  answer(id) {
+    return new Promise((resolve) => this.waiting.set(id, resolve));
   }
 
   send(message) {
     if (this.socket && this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
   }
 
-  /** Changes the text. Returns the place of the first change, or the text's length if nothing has changed. */
+  /** Changes the text. Returns the change, none if it is the same text. */
   change(text) {
-    if (text === this.text) return text.length;
-    const { start, end, text: added } = replacement(this.text, text);
+    if (text === this.text) return null;
+    const change = replacement(this.text, text);
+    const { start, end, text: added } = change;
     const startByte = bytesOf(this.text.slice(0, start));
     const endByte = startByte + bytesOf(this.text.slice(start, end));
     this.text = text;
     this.revision += 1;
     this.send({ splice: { revision: this.revision, splices: [{ start_byte: startByte, end_byte: endByte, text: added }] } });
-    return start;
+    return change;
   }
 
   /** Asks for completions. Returns the request's id. */
@@ -80,11 +93,11 @@ class EditSocket {
     return id;
   }
 
-  /** Asks for the surprise of the text from `start`. Returns the request's id. */
-  score(start) {
+  /** Asks for the surprise of a range of the text. Returns the request's id. */
+  score(start, end) {
     const id = this.nextId++;
     const startByte = bytesOf(this.text.slice(0, start));
-    this.send({ score: { id, start_byte: startByte, end_byte: startByte + bytesOf(this.text.slice(start)) } });
+    this.send({ score: { id, start_byte: startByte, end_byte: startByte + bytesOf(this.text.slice(start, end)) } });
     return id;
   }
 }

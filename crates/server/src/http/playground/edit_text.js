@@ -1,6 +1,7 @@
-/** Maximum bytes that one request scores, and a number of UTF-16 units that never exceeds them. */
-const MAX_SCORED_BYTES = 32768;
-const MAX_SCORED_UNITS = 10922;
+/** Units of UTF-16 that the server reads and checks at a time: this many, up to twice as many at the end of the text. */
+const PIECE = 2000;
+/** Units after a change whose scores it is taken to change, besides the rest of its piece. */
+const AFTER_CHANGE = 100;
 /** Most units of UTF-16 of a word that is looked at from its end. */
 const MAX_BEGINNING = 24;
 
@@ -45,6 +46,60 @@ function readParts(text, start, { characters, start_bytes: offsets }) {
     byte += bytesOf(point);
   }
   return parts;
+}
+
+/** A piece of the text, which the server reads and then checks. */
+class Piece {
+  constructor(start, end) {
+    this.start = start;
+    this.end = end;
+    // What the server has read: consecutive parts from the start, with this many units.
+    this.parts = [];
+    this.read = 0;
+    // The end of what the server has checked.
+    this.checked = start;
+    this.isDone = false;
+    // True once the server has looked for other spellings of its surprising words.
+    this.hasNear = false;
+  }
+
+  add(parts) {
+    this.parts.push(...parts);
+    this.read += parts.reduce((sum, { length }) => sum + length, 0);
+  }
+
+  /** Takes over what is known of the same text before `limit` from an earlier piece. */
+  keep(known, limit) {
+    let place = known.start;
+    for (const part of known.parts) {
+      const isHere = place === this.start + this.read;
+      place += part.length;
+      if (place > Math.min(limit, this.end)) break;
+      if (isHere) this.add([part]);
+    }
+    // The change may continue the word before it.
+    this.checked = Math.max(this.start, Math.min(this.end, known.checked, limit - MAX_BEGINNING));
+  }
+
+  move(distance) {
+    this.start += distance;
+    this.end += distance;
+    this.checked += distance;
+  }
+}
+
+/** Cuts a range of the text into pieces, after white space if there is any. */
+function pieces(text, start, end) {
+  const all = [];
+  for (let from = start; from < end; from = all[all.length - 1].end) {
+    let to = end;
+    if (end - from > 2 * PIECE) {
+      to = from + PIECE + Math.max(0, text.slice(from + PIECE, from + 2 * PIECE).search(/\s/) + 1);
+      if (isLow(text.charCodeAt(to))) to += 1;
+    }
+    all.push(new Piece(from, to));
+  }
+  return all;
 }
 
 /** Sums up the characters of one part: its surprise in bits, and whether a segment ends or how many levels of chunks begin. */

@@ -1,6 +1,7 @@
-/** Pause after the last keystroke before the text is scored, and the part of it that each character adds, in milliseconds. */
-const SCORE_PAUSE = 120;
-const SCORE_PAUSE_EACH = 1 / 20;
+/** Pause after the last keystroke before the server reads the text, in milliseconds. */
+const READ_PAUSE = 120;
+/** Units of UTF-16 around the view that the server reads and checks. */
+const READ_AROUND = 20000;
 /** Pause before a completion is read out, in milliseconds. */
 const SPOKEN_PAUSE = 700;
 /** Times of keystrokes that the median covers, and those that are drawn. */
@@ -32,9 +33,13 @@ class Editor {
     this.area = at("editor");
     this.mirror = at("mirror");
     this.session = null;
-    // Parts of the text from `scoredFrom` that have scores.
-    this.parts = [];
-    this.scoredFrom = 0;
+    // The text of the session, divided.
+    this.pieces = [];
+    // What ends the reading of them, if they are read, and true while more than one was not.
+    this.reading = null;
+    this.isBehind = false;
+    // The range of the text in view, with what is shaded around it.
+    this.first = this.last = 0;
     this.items = [];
     this.pick = 0;
     // Words after the best completion, which the ghost text also has.
@@ -45,15 +50,17 @@ class Editor {
     this.taken = 0;
     // The last request for completions, or the selection at which there was none.
     this.asked = { id: 0, cursor: -1, end: -1, at: null };
-    // The last request for scores, unless the text has changed since.
-    this.scored = null;
-    this.surprises = new Surprises((place) => this.session.complete(place, "word"), () => this.showSurprises());
+    this.surprises = new Surprises((place) => this.session.answer(this.session.complete(place, "word")), () => this.showSurprises());
     this.fixes = new Fixes(this);
     this.area.addEventListener("input", (event) => this.typed(event));
     this.area.addEventListener("keydown", (event) => this.key(event));
-    this.area.addEventListener("scroll", () => this.draw());
     // The window's edges also bound the view. On another panel's page there is none.
-    const follow = () => this.area.offsetParent && this.draw();
+    const follow = () => {
+      if (!this.area.offsetParent) return;
+      this.draw();
+      this.readSoon();
+    };
+    this.area.addEventListener("scroll", follow);
     for (const name of ["scroll", "resize"]) window.addEventListener(name, follow, { passive: true });
     document.addEventListener("selectionchange", () => this.moved());
     at("until").addEventListener("change", () => {
@@ -73,16 +80,15 @@ class Editor {
   /** Opens the document. Resolves with what ended the session. */
   open(signal) {
     return new Promise((ended) => {
-      this.parts = [];
-      this.scoredFrom = 0;
-      this.scored = null;
-      this.surprises.cut(0);
+      this.pieces = [];
+      this.surprises.change(0, Infinity, 0);
       const opened = (message) => {
         editing.showStatus("Connected. The document is open on the server.");
         // What was typed since.
         this.session.change(this.text());
+        this.pieces = pieces(this.session.text, 0, this.session.text.length);
         this.ask();
-        this.scoreSoon(0);
+        this.readSoon(0);
         return this.receive(message);
       };
       let handle = opened;
@@ -93,7 +99,7 @@ class Editor {
       };
       this.session = new EditSocket(at("edit-model").value, this.text(), signal, receive, (end) => {
         this.session = null;
-        clearTimeout(this.scoring);
+        this.stopReading();
         this.setItems([]);
         ended(end);
       });
@@ -102,19 +108,31 @@ class Editor {
 
   typed(event) {
     const began = performance.now();
-    this.scored = null;
     this.keepItems(event.inputType === "insertText" && !event.isComposing ? event.data : null);
     if (this.session && this.session.isOpen) {
-      const start = this.session.change(this.text());
-      while (this.parts.length && this.parts[this.parts.length - 1].end > start) this.parts.pop();
-      if (start < this.scoredFrom) this.scoredFrom = 0;
-      this.surprises.cut(start);
+      const change = this.session.change(this.text());
+      if (change) this.change(change);
       this.ask(began);
-      this.scoreSoon();
+      this.readSoon();
     }
     this.asked.cursor = this.area.selectionStart;
     this.asked.end = this.area.selectionEnd;
     this.draw();
+  }
+
+  /** Keeps what is known of the text: all before a change, and all after its piece. */
+  change({ start, end, text: added }) {
+    this.stopReading();
+    const grown = added.length - (end - start);
+    const first = Math.max(0, this.pieces.findIndex((piece) => piece.end >= start));
+    const changed = this.pieces.filter((piece, index) => index === first || (index > first && piece.start < end + AFTER_CHANGE));
+    const until = changed.length ? changed[changed.length - 1].end : end;
+    const next = pieces(this.session.text, changed.length ? changed[0].start : 0, until + grown);
+    for (const piece of changed.length ? next : []) piece.keep(changed[0], start);
+    const rest = this.pieces.slice(first + changed.length);
+    for (const piece of rest) piece.move(grown);
+    this.pieces = [...this.pieces.slice(0, first), ...next, ...rest];
+    this.surprises.change(start, until, grown);
   }
 
   /** Keeps the completions that begin with what was typed, until the server's next ones arrive. */
@@ -141,46 +159,76 @@ class Editor {
     if (isPlace && this.session && this.session.isOpen) this.asked.id = this.session.complete(cursor, at("until").value);
   }
 
-  scoreSoon(pause = SCORE_PAUSE) {
-    clearTimeout(this.scoring);
-    const { length } = this.area.value;
-    if (length) this.scoring = setTimeout(() => this.score(), pause + SCORE_PAUSE_EACH * length);
+  readSoon(pause = READ_PAUSE) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.read(), pause);
   }
 
-  score() {
-    if (!this.session) return;
-    const { text } = this.session;
-    let start = this.parts.length ? this.parts[this.parts.length - 1].end : 0;
-    if (start >= text.length) return;
-    if (bytesOf(text.slice(start)) > MAX_SCORED_BYTES) {
-      start = text.length - MAX_SCORED_UNITS;
-      if (isLow(text.charCodeAt(start))) start += 1;
-      this.parts = [];
+  stopReading() {
+    clearTimeout(this.timer);
+    if (this.reading) this.reading.abort();
+    this.reading = null;
+  }
+
+  /** Lets the server read and check the pieces around the view, the nearest first, until the text changes. */
+  async read() {
+    if (this.reading) return;
+    this.reading = new AbortController();
+    const { signal } = this.reading;
+    const model = at("edit-model").value;
+    for (let piece; this.session && (piece = this.nearest()); ) {
+      const { text } = this.session;
+      if (piece.isDone) {
+        await this.surprises.spell(model, text, piece, signal);
+        if (signal.aborted) return;
+        piece.hasNear = true;
+        continue;
+      }
+      const start = piece.start + piece.read;
+      if (start < piece.end) {
+        const { scores, failed } = await this.session.answer(this.session.score(start, piece.end));
+        if (signal.aborted) return;
+        if (failed) {
+          this.fail(failed);
+          if (failed.code !== "INVALID_ARGUMENT") this.readSoon(RETRY_LAST);
+          break;
+        }
+        piece.add(readParts(text.slice(start, piece.end), bytesOf(text.slice(0, start)), scores));
+        this.draw();
+        this.count();
+      }
+      await this.surprises.find(model, text, piece, signal);
+      if (signal.aborted) return;
+      piece.isDone = true;
+      this.showProgress();
     }
-    if (!this.parts.length) this.scoredFrom = start;
-    this.scored = { id: this.session.score(start), start };
+    this.reading = null;
   }
 
-  receive({ completions, scores, failed }) {
+  /** Returns the piece to read next; none if all around the view are done. Only in view are all surprising words spelled: that takes long. */
+  nearest() {
+    const distance = ({ start, end }) => Math.max(0, start - this.last, this.first - end);
+    const left = this.pieces.filter((piece) => (piece.isDone ? !piece.hasNear && distance(piece) === 0 : distance(piece) < READ_AROUND));
+    return left.reduce((best, piece) => (best && distance(best) <= distance(piece) ? best : piece), null);
+  }
+
+  /** Says how much of a long text is checked. */
+  showProgress() {
+    const left = this.pieces.filter((piece) => !piece.isDone);
+    if (left.length < 2 && !this.isBehind) return;
+    this.isBehind = left.length > 0;
+    const { length } = this.session.text;
+    const done = length - left.reduce((sum, { start, end }) => sum + end - start, 0);
+    editing.showStatus(`Connected. ${shown(done, 0)} of ${shown(length, 0)} characters are checked${left.length ? ", from the view on" : ""}.`);
+  }
+
+  receive({ completions, failed }) {
     if (completions && completions.id === this.asked.id) {
       if (this.asked.at !== null) this.times = [...this.times, performance.now() - this.asked.at].slice(-MAX_TIMES);
       this.work = completions;
       this.setItems(completions.items, this.ghost());
       this.count();
       this.extendSoon();
-    } else if (completions) {
-      this.surprises.receive(completions);
-    }
-    if (scores && this.scored && scores.id === this.scored.id && scores.revision === this.session.revision) {
-      let end = this.scored.start;
-      const { text } = this.session;
-      for (const part of readParts(text.slice(end), bytesOf(text.slice(0, end)), scores)) {
-        this.parts.push({ ...part, start: end, end: end + part.length });
-        end += part.length;
-      }
-      this.surprises.find(at("edit-model").value, text, this.parts);
-      this.draw();
-      this.count();
     }
     if (failed) this.fail(failed);
   }
@@ -368,8 +416,8 @@ class Editor {
     // Uses fractional widths, because rounded ones would wrap lines elsewhere.
     const { width, height, top, bottom } = this.area.getBoundingClientRect();
     const scrollbar = this.area.offsetWidth - this.area.clientWidth - 2;
-    const first = this.placeAt(Math.max(top, 0) + INSET, 0) - AROUND;
-    const last = this.placeAt(Math.min(bottom, innerHeight) - INSET, text.length) + AROUND;
+    const first = (this.first = this.placeAt(Math.max(top, 0) + INSET, 0) - AROUND);
+    const last = (this.last = this.placeAt(Math.min(bottom, innerHeight) - INSET, text.length) + AROUND);
     const spans = [];
     let word = 0;
     const { words } = this.surprises;
@@ -392,13 +440,19 @@ class Editor {
     const isHot = at("heat").checked;
     const shades = new Shades();
     let drawn = 0;
-    for (const part of this.parts) {
-      const isInView = first <= part.end && part.start <= last;
-      const shade = isHot ? isInView && HEAT[heat(part.bits)] : shades.next(part);
-      if (!isInView) continue;
-      push(drawn, part.start, "");
-      push(part.start, part.end, shade);
-      drawn = part.end;
+    for (const { start, end, parts } of this.pieces) {
+      if (isHot && (end < first || last < start)) continue;
+      let place = start;
+      for (const part of parts) {
+        const from = place;
+        place += part.length;
+        const isInView = first <= place && from <= last;
+        const shade = isHot ? isInView && HEAT[heat(part.bits)] : shades.next(part);
+        if (!isInView) continue;
+        push(drawn, from, "");
+        push(from, place, shade);
+        drawn = place;
+      }
     }
     push(drawn, text.length, "");
     const wanted = spans.map(({ start, end, name }) => ({ name, text: text.slice(start, end) }));
@@ -439,8 +493,8 @@ class Editor {
     const last = this.times[this.times.length - 1] ?? NaN;
     const time = (milliseconds) => (Number.isFinite(milliseconds) ? `${shown(milliseconds, 1)} ms` : "–");
     const { duration_ns: nanoseconds = NaN, recomputed_chars: computed = NaN, reused_chars: reused = NaN } = this.work || {};
-    const bits = this.parts.map((part) => part.bits).filter((value) => value !== null);
-    const units = this.parts.reduce((sum, { length }) => sum + length, 0);
+    const bits = this.pieces.flatMap(({ parts }) => parts.map((part) => part.bits));
+    const units = this.pieces.reduce((sum, { read }) => sum + read, 0);
     at("latency").textContent = Number.isFinite(last) ? `${shown(last, 0)} ms` : "–";
     at("latency-median").textContent = sorted.length ? `median ${time(quantile(sorted, 0.5))} of ${shown(sorted.length, 0)}` : "type to measure";
     at("times").replaceChildren(sparkline(this.times.slice(-SHOWN_TIMES), SHOWN_TIMES));

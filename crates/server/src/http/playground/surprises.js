@@ -9,25 +9,23 @@ const NEAR = 3;
 /** Units of UTF-16 before a change that the server reads again to check what follows. */
 const CHECK_BEFORE = 1000;
 
-/** A word that the model did not expect. Two are the same if they follow the same text. */
+/** A word that the model did not expect. */
 class OddWord {
   constructor(text, start, end) {
     this.start = start;
     this.end = end;
     this.text = text.slice(start, end);
-    this.key = `${start} ${text.slice(Math.max(0, start - 64), end)}`;
     // Other spellings, if the word is misspelt.
     this.spellings = [];
-    // Other spellings of a word with surprising bits, null until the server has looked for them; and words that the model expected from
-    // the surprising character on.
+    // Other spellings of a word with surprising bits, and words that the model expected from the surprising character on; null until
+    // the server has looked for them.
     this.near = null;
-    this.completions = [];
-    this.request = 0;
+    this.completions = null;
   }
 
   /** Returns the likelier words, the best first: those with the probability of the whole word and of its end. */
   get alternatives() {
-    const likely = [...(this.near || []), ...this.completions].sort((a, b) => b.logprob - a.logprob);
+    const likely = [...(this.near || []), ...(this.completions || [])].sort((a, b) => b.logprob - a.logprob);
     const others = [...this.spellings, ...likely].map((other) => other.text).filter((other) => other !== this.text);
     return [...new Set(others)].slice(0, OFFERED);
   }
@@ -38,37 +36,34 @@ const isName = (text, start) => /^\p{Lu}/u.test(text.slice(start, start + 2)) &&
 
 /** The words of the text that the model did not expect: those with surprising characters, and those that the server finds misspelt. */
 class Surprises {
-  /** `complete(place)` requests completions of the text before a place; `changed` is called when the words change. */
+  /** `complete(place)` resolves with completions of the text before a place; `changed` is called when the words change. */
   constructor(complete, changed) {
     this.complete = complete;
     this.changed = changed;
     this.words = [];
-    // The end of the text that the server has checked.
-    this.checked = 0;
-    this.checking = new AbortController();
   }
 
-  /** Finds the words of a scored text, and lets the server check it. Words that were known keep what was found for them. */
-  find(model, text, parts) {
-    const known = new Map(this.words.map((word) => [word.key, word]));
-    const words = this.improbable(text, parts).map(({ word, place, logprob }) => {
-      if (known.has(word.key)) return known.get(word.key);
-      // Nothing predicts the first character of the text.
-      if (place > 0) word.request = this.complete(place);
-      word.typed = { text: word.text.slice(0, place - word.start), logprob };
-      return word;
-    });
-    const misspelt = this.words.filter((word) => word.spellings.length && !words.includes(word) && text.slice(word.start, word.end) === word.text);
-    this.show([...words, ...misspelt]);
-    this.check(model, text);
+  /** Finds the words of a piece that was read, and lets the server check it. Words that were known keep what was found for them. */
+  async find(model, text, piece, signal) {
+    const known = new Map(this.words.map((word) => [word.start, word]));
+    const words = this.improbable(text, piece).map((word) => known.get(word.start) || word);
+    const isKept = (word) => word.spellings.length || word.start < piece.start || piece.end <= word.start;
+    this.show([...words, ...this.words.filter((word) => isKept(word) && !words.includes(word))]);
+    await Promise.all(words.map((word) => this.expect(word)));
+    if (!signal.aborted) await this.check(model, text, piece, signal);
   }
 
   /** Returns the words with the most surprising characters, and these characters' places. */
-  improbable(text, parts) {
-    const bits = new Map(parts.filter((part) => part.bits !== null).map((part) => [part.start, part.bits]));
-    const end = parts.length ? parts[parts.length - 1].end : 0;
+  improbable(text, piece) {
+    const bits = new Map();
+    let end = piece.start;
+    for (const part of piece.parts) {
+      if (part.bits !== null) bits.set(end, part.bits);
+      end += part.length;
+    }
     const found = [];
-    for (const { 0: { length }, index: start } of text.matchAll(/\p{L}[\p{L}\p{M}'’]+/gu)) {
+    for (const { 0: { length }, index } of text.slice(piece.start, piece.end).matchAll(/\p{L}[\p{L}\p{M}'’]+/gu)) {
+      const start = piece.start + index;
       // A word at the end may not be complete.
       if (start + length >= end) break;
       // Only another spelling that is far more probable marks a name.
@@ -78,43 +73,57 @@ class Surprises {
       const place = places.reduce((most, place) => (excess(place) > excess(most) ? place : most), places[0]);
       if (place === undefined || excess(place) < 0) continue;
       const typed = places.filter((other) => other < place).reduce((sum, other) => sum + bits.get(other), 0);
-      found.push({ word: new OddWord(text, start, start + length), place, excess: excess(place), logprob: -typed * Math.LN2 });
+      const word = new OddWord(text, start, start + length);
+      word.typed = { text: text.slice(start, place), logprob: -typed * Math.LN2 };
+      found.push({ word, excess: excess(place) });
     }
-    return found.sort((a, b) => b.excess - a.excess).slice(0, MAX_ODD);
+    return found.sort((a, b) => b.excess - a.excess).slice(0, MAX_ODD).map(({ word }) => word);
   }
 
-  /** Asks the server which words are misspelt after those that it has checked. A later question replaces an earlier one. */
-  async check(model, text) {
-    this.checking.abort();
-    this.checking = new AbortController();
-    const { signal } = this.checking;
-    const { checked } = this;
-    let start = Math.max(0, checked - CHECK_BEFORE, text.length - MAX_SCORED_UNITS);
+  /** Asks what the model expected from the surprising character of a word on. Nothing predicts the first character of the text. */
+  async expect(word) {
+    const { text, logprob } = word.typed || {};
+    if (word.completions || text === undefined || word.start + text.length === 0) return;
+    const { completions } = await this.complete(word.start + text.length);
+    if (!completions) return;
+    word.completions = completions.items.map((item) => ({ text: text + item.text, logprob: logprob + item.logprob }));
+    this.changed();
+  }
+
+  /** Asks the server which words of a piece are misspelt after those that it has checked. Returns null without an answer, such as from a busy server. */
+  async misspelt(model, text, piece, signal, rules) {
+    let start = Math.max(0, piece.checked - CHECK_BEFORE);
     if (isLow(text.charCodeAt(start))) start += 1;
-    // Without an answer, such as from a busy server, the words stay as they are.
-    const misspelt = async (rules) => {
-      const body = JSON.stringify({ model, text: text.slice(start), alternatives: OFFERED, ...rules });
-      const answer = await ask("/v1/check", { method: "POST", body, signal }).then((response) => response.json()).catch(() => null);
-      if (!answer || signal.aborted) return null;
-      return answer.words.map((word) => ({ found: new OddWord(text, start + word.start_utf16, start + word.end_utf16), spellings: word.alternatives }));
-    };
-    const answer = await misspelt({});
+    const body = JSON.stringify({ model, text: text.slice(start, piece.end), alternatives: OFFERED, ...rules });
+    const answer = await ask("/v1/check", { method: "POST", body, signal }).then((response) => response.json()).catch(() => null);
+    if (!answer || signal.aborted) return null;
+    return answer.words.map((word) => ({ found: new OddWord(text, start + word.start_utf16, start + word.end_utf16), spellings: word.alternatives }));
+  }
+
+  /** Marks the misspelt words of a piece. */
+  async check(model, text, piece, signal) {
+    const answer = await this.misspelt(model, text, piece, signal, {});
     if (!answer) return;
     const words = [...this.words];
     for (const { found, spellings } of answer) {
       // A word at the end may not be complete.
-      if (found.start < checked || found.end === text.length) continue;
-      const word = words.find((word) => word.key === found.key) || found;
+      if (found.start < piece.checked || found.end === text.length) continue;
+      const word = words.find((word) => word.start === found.start) || found;
       word.spellings = spellings;
       if (word === found) words.push(word);
     }
-    this.checked = text.length - /[\p{L}\p{M}'’]*$/u.exec(text.slice(-MAX_BEGINNING))[0].length;
+    const [last] = /[\p{L}\p{M}'’]*$/u.exec(text.slice(Math.max(piece.start, piece.end - MAX_BEGINNING), piece.end));
+    piece.checked = piece.end - last.length;
     this.show(words);
-    // A word with surprising bits, such as "teh" for "the", may also have a likelier spelling with other letters before them.
-    const rest = this.words.filter((word) => !word.spellings.length && !word.near && word.start >= start);
-    const near = rest.length ? await misspelt({ threshold: NEAR }) : null;
+  }
+
+  /** Finds likelier spellings of a piece's words with surprising bits. They may have other letters before these, as "the" has for "teh". */
+  async spell(model, text, piece, signal) {
+    const rest = this.words.filter((word) => !word.spellings.length && !word.near && piece.start <= word.start && word.end <= piece.end);
+    if (!rest.length) return;
+    const near = await this.misspelt(model, text, { checked: rest[0].start, end: piece.end }, signal, { threshold: NEAR });
     if (!near) return;
-    for (const word of rest) word.near = near.find(({ found }) => found.key === word.key)?.spellings || [];
+    for (const word of rest) word.near = near.find(({ found }) => found.start === word.start)?.spellings || [];
     this.changed();
   }
 
@@ -123,20 +132,13 @@ class Surprises {
     this.changed();
   }
 
-  /** Takes completions if they were requested for a word. */
-  receive({ id, items }) {
-    const word = this.words.find((word) => word.request === id);
-    if (!word) return;
-    word.completions = items.map(({ text, logprob }) => ({ text: word.typed.text + text, logprob: word.typed.logprob + logprob }));
-    this.changed();
-  }
-
-  /** Drops the words that a change at `start` may have made wrong. */
-  cut(start) {
-    this.checking.abort();
-    const kept = this.words.filter((word) => word.end < start);
-    // The change may continue the word before it.
-    this.checked = Math.min(this.checked, Math.max(0, start - MAX_BEGINNING));
+  /** Drops the words of a range, which a change may have made wrong, and moves those after it. */
+  change(start, end, distance) {
+    const kept = this.words.filter((word) => word.end < start || end <= word.start);
+    for (const word of kept.filter((word) => end <= word.start)) {
+      word.start += distance;
+      word.end += distance;
+    }
     this.show(kept);
   }
 

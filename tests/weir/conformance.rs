@@ -8,7 +8,7 @@ use crate::*;
 use std::ops::Range;
 use std::sync::{PoisonError, TryLockError, atomic::Ordering::Relaxed};
 use weir::engine::cache::{Capacity, Hit, Key, SegmentCache};
-use weir::engine::constraint::{Constraint, ConstraintCompiler};
+use weir::engine::constraint::{CompiledConstraint, Constraint, ConstraintCompiler};
 use weir::engine::speculation::{DraftBudget, GuessRates, MAX_DRAFT, Speculation};
 use weir::models::contract::{Exactness, ReplayStart};
 use weir::models::load::FAMILIES;
@@ -814,61 +814,107 @@ fn letters(vocabulary: &Vocabulary) -> Option<[char; 3]> {
     Some([letters.next()?, letters.next()?, letters.next()?])
 }
 
+/// Returns the forms of [`Constraint`] that the vocabulary can write, by its letters: first the expression.
+fn forms(vocabulary: &Arc<Vocabulary>, [a, b, c]: [char; 3]) -> Vec<Arc<CompiledConstraint>> {
+    let choice = [format!("{a}{b}{c}{b}{a}"), format!("{a}{b}{c}{c}"), format!("{b}{a}{a}")];
+    let grammar =
+        format!("start: (\"{a}{b}{c}{b}{a}\" | \"{c}{b}\" tail)+ \"{b}{b}\"\ntail: \"{a}{a}\" | \"{c}\" tail \"{b}\"");
+    let record = json!({
+        "type": "object",
+        "properties": { "name": { "enum": ["abc", "abd", "é"] }, "count": { "type": "integer" } },
+        "required": ["name"],
+        "additionalProperties": false,
+    });
+    let all = [
+        Constraint::Regex(format!("({a}{b}{c}{b}{a}{b}{c}{b}{a}|{b}{a}{a}{c}|{c}{b}|{c}{c}{a}[^{a}]{c})*{a}{a}")),
+        Constraint::Choice(choice.to_vec()),
+        Constraint::Grammar(grammar),
+        Constraint::JsonSchema(json!({ "enum": [true, false, null] }).to_string()),
+        Constraint::JsonSchema(record.to_string()),
+        Constraint::JsonObject,
+    ];
+    let writes = |letter| vocabulary.text_ids().any(|id| vocabulary.symbol_bytes(id) == Some(vec![letter]));
+    let count = match vocabulary.is_bytes() {
+        true => all.len(),
+        false => 3 + usize::from(b"truefalsn".iter().all(|letter| writes(*letter))),
+    };
+    let compiler = ConstraintCompiler::new(Arc::clone(vocabulary));
+    all.iter().take(count).map(|form| compiler.compile(form).unwrap()).collect()
+}
+
+/// Short runs test one form per configuration, by turns.
 #[test]
 fn constrained_generations_emit_the_same_bits() {
-    let forced = AtomicUsize::new(0);
+    let forced = Mutex::new(BTreeMap::<_, usize>::new());
     on_each(|configuration, rng| {
         let model = &*configuration.model;
         let vocabulary = &model.card().vocabulary;
-        let Some([a, b, c]) = letters(vocabulary).filter(|_| model.document_encoder().is_none()) else { return };
-        let compiler = ConstraintCompiler::new(Arc::clone(vocabulary));
-        let source = format!("({a}{b}{c}{b}{a}{b}{c}{b}{a}|{b}{a}{a}{c}|{c}{b}|{c}{c}{a}[^{a}]{c})*{a}{a}");
-        let constraint = compiler.compile(&Constraint::Regex(source.clone())).unwrap();
-        let results = Details { logprobs: true, boundaries: true, ..Details::default() };
-        let mut request = Generate { constraint: Some(Arc::clone(&constraint)), ..request(configuration, rng) };
-        request.details = results;
-        request.sampling.temperature = 1.0;
-        // one by one
-        let (emitted, reason, usage) = configuration.generate(request.clone());
-        let name = format!("{}, {request:?}", configuration.name);
-        let text = vocabulary.decode(&emitted.iter().map(|emitted| emitted.symbol).collect::<Vec<_>>());
-        if reason == FinishReason::Constraint {
-            assert!(text.ends_with(&format!("{a}{a}")), "{name}: {text}");
-        }
-        assert!(emitted.iter().all(|emitted| emitted.constraint_mass.is_some_and(|mass| mass <= 1.0001)), "{name}");
-        let losses = [rng.below(10), rng.below(20)];
-        // in drafts
-        for losses in [&[][..], &losses] {
-            let (drafted, own_reason, own_usage) = with_drafts(configuration, request.clone(), 16, losses);
-            forced.fetch_add(own_usage.forced_chars, Relaxed);
-            assert_eq!((&drafted, &own_reason), (&emitted, &reason), "{name}");
-            assert_eq!(own_usage.generated_segments, usage.generated_segments, "{name}");
-        }
-        // in chunks, whose symbols have no results
-        let symbols: Vec<u32> = emitted.iter().map(|emitted| emitted.symbol).collect();
-        let request = Generate { details: Details::default(), ..request.clone() };
-        for max_segments in [request.stopping.max_segments, None] {
-            let mut request = request.clone();
-            request.stopping.max_segments = max_segments;
-            let (alone, alone_reason, _) = configuration
-                .generate(Generate { details: Details { logprobs: true, ..Details::default() }, ..request.clone() });
-            let alone: Vec<u32> = alone.iter().map(|emitted| emitted.symbol).collect();
-            for (chunk, losses) in [(5, &losses[..]), (64, &[])] {
-                let (chunked, own_reason, own_usage) = with_drafts(configuration, request.clone(), chunk, losses);
-                forced.fetch_add(own_usage.forced_chars, Relaxed);
-                let chunked: Vec<u32> = chunked.iter().map(|emitted| emitted.symbol).collect();
-                assert_eq!((&chunked, &own_reason), (&alone, &alone_reason), "{name}, chunks of {chunk}");
-            }
-        }
-        // resumed, also in the middle of a forced span
-        for cut in [1, 3, 6, symbols.len()].into_iter().filter(|cut| *cut <= symbols.len()) {
-            let resumed = Generate { resumed: symbols[..cut].to_vec(), ..request.clone() };
-            let (rest, own_reason, _) = with_drafts(configuration, resumed, 16, &[]);
-            let rest: Vec<u32> = rest.iter().map(|emitted| emitted.symbol).collect();
-            assert_eq!((&rest[..], &own_reason), (&symbols[cut..], &reason), "{name}, resumed at {cut}");
+        let Some(letters) = letters(vocabulary).filter(|_| model.document_encoder().is_none()) else { return };
+        let forms = forms(vocabulary, letters);
+        let chosen = rng.below(forms.len());
+        for (_, form) in forms.iter().enumerate().filter(|(index, _)| long_runs() || *index == chosen) {
+            *forced.lock().unwrap().entry(form.kind()).or_default() += check_form(configuration, form, rng);
         }
     });
-    assert!(std::env::var_os("WEIR_CONFIGURATION").is_some() || forced.into_inner() > 1000);
+    let forced = forced.into_inner().unwrap();
+    assert!(
+        std::env::var_os("WEIR_CONFIGURATION").is_some()
+            || Constraint::KINDS.iter().all(|kind| forced.get(kind).is_some_and(|count| *count > 10)),
+        "{forced:?}"
+    );
+}
+
+/// Compares texts of a form that are written one by one, in drafts, in chunks, with lost rows and resumed. Returns the forced characters.
+fn check_form(configuration: &Configuration, form: &Arc<CompiledConstraint>, rng: &mut Random) -> usize {
+    let mut forced = 0;
+    let mut request = Generate { constraint: Some(Arc::clone(form)), ..request(configuration, rng) };
+    request.details = Details { logprobs: true, boundaries: true, ..Details::default() };
+    request.sampling.temperature = 1.0;
+    // one by one
+    let (emitted, reason, usage) = configuration.generate(request.clone());
+    let name = format!("{}, {request:?}", configuration.name);
+    let symbols: Vec<u32> = emitted.iter().map(|emitted| emitted.symbol).collect();
+    if reason == FinishReason::Constraint {
+        let text = configuration.model.card().vocabulary.decode(&symbols);
+        let has_form = match form.kind() {
+            "regex" => text.as_bytes().last_chunk::<2>().is_some_and(|[one, other]| one == other),
+            "json_schema" | "json_object" => serde_json::from_str::<Value>(&text).is_ok(),
+            _ => true,
+        };
+        assert!(has_form, "{name}: {text}");
+    }
+    assert!(emitted.iter().all(|emitted| emitted.constraint_mass.is_some_and(|mass| mass <= 1.0001)), "{name}");
+    let losses = [rng.below(10), rng.below(20)];
+    // in drafts
+    for losses in [&[][..], &losses] {
+        let (drafted, own_reason, own_usage) = with_drafts(configuration, request.clone(), 16, losses);
+        forced += own_usage.forced_chars;
+        assert_eq!((&drafted, &own_reason), (&emitted, &reason), "{name}");
+        assert_eq!(own_usage.generated_segments, usage.generated_segments, "{name}");
+    }
+    // in chunks, whose symbols have no results
+    let request = Generate { details: Details::default(), ..request };
+    for max_segments in [request.stopping.max_segments, None] {
+        let mut request = request.clone();
+        request.stopping.max_segments = max_segments;
+        let (alone, alone_reason, _) = configuration
+            .generate(Generate { details: Details { logprobs: true, ..Details::default() }, ..request.clone() });
+        let alone: Vec<u32> = alone.iter().map(|emitted| emitted.symbol).collect();
+        for (chunk, losses) in [(5, &losses[..]), (64, &[])] {
+            let (chunked, own_reason, own_usage) = with_drafts(configuration, request.clone(), chunk, losses);
+            forced += own_usage.forced_chars;
+            let chunked: Vec<u32> = chunked.iter().map(|emitted| emitted.symbol).collect();
+            assert_eq!((&chunked, &own_reason), (&alone, &alone_reason), "{name}, chunks of {chunk}");
+        }
+    }
+    // resumed, also in the middle of a forced span
+    for cut in [1, 3, 6, symbols.len()].into_iter().filter(|cut| *cut <= symbols.len()) {
+        let resumed = Generate { resumed: symbols[..cut].to_vec(), ..request.clone() };
+        let (rest, own_reason, _) = with_drafts(configuration, resumed, 16, &[]);
+        let rest: Vec<u32> = rest.iter().map(|emitted| emitted.symbol).collect();
+        assert_eq!((&rest[..], &own_reason), (&symbols[cut..], &reason), "{name}, resumed at {cut}");
+    }
+    forced
 }
 
 /// The bits of all probabilities are equal, also where the products of a model depend on how many rows they have.

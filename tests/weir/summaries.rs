@@ -85,9 +85,14 @@ fn weir(args: &[&str]) -> Result<Value, String> {
 
 /// Writes a small random model with a tokenizer, and returns its folder.
 pub(crate) fn write_random_model(out: &Path) -> String {
+    write_model_with(out, "")
+}
+
+/// Does the same with pieces for more characters.
+pub(crate) fn write_model_with(out: &Path, more: &str) -> String {
     let shape = out.join("shape.json");
     let marks = ["<s>", "<pad>", "</s>", "<unk>"];
-    let letters = ('a'..='z').chain(['.', ',']).map(String::from);
+    let letters = ('a'..='z').chain(['.', ',']).chain(more.chars()).map(String::from);
     let pieces: Vec<String> = ["▁".to_owned(), "▁the".into(), "ing".into()].into_iter().chain(letters).collect();
     let vocab: Vec<Value> =
         marks.iter().map(|mark| json!([mark, 0.0])).chain(pieces.iter().map(|piece| json!([piece, -3.0]))).collect();

@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::{
-    engine::harness::{fresh_row, run},
+    engine::{
+        harness::{fresh_row, run, session},
+        resume::{generated, resumed, tight},
+    },
     toy_model::SYMBOLS,
 };
 use weir::{
@@ -25,12 +28,25 @@ fn regex(source: &str) -> Arc<CompiledConstraint> {
     compile(Constraint::Regex(source.to_owned()))
 }
 
-/// Returns a job of at least `chars` symbols, whose other options are derived from `seed`; three of four generations have a constraint.
-fn constrained(seed: u64, chars: usize, constraints: &[Arc<CompiledConstraint>]) -> Job {
-    let Job::Generate(mut request) = varied(seed) else { return varied(seed) };
-    request.stopping.max_chars += chars;
-    let constraint = constraints.get(seed as usize % (constraints.len() + 1)).cloned();
-    Job::Generate(Generate { constraint, ..request })
+/// Returns a job of at least `chars` symbols, whose other options are derived from `seed`; most generations have a form. Half of them ask
+/// for nothing that forbids to feed forced symbols together.
+fn constrained(model: &dyn Model, seed: u64, chars: usize, forms: &[Arc<CompiledConstraint>]) -> Job {
+    match varied(seed) {
+        Job::Generate(request) => {
+            let Generate { mut stopping, mut details, .. } = request;
+            stopping.max_chars += chars;
+            if seed.is_multiple_of(2) {
+                stopping.max_segments = None;
+                details = Details { echo: details.echo, ..Details::default() };
+            }
+            stopping.stop = stopping.stop.iter().map(|stop| text_symbols(model, stop)).collect();
+            let constraint = forms.get(seed as usize % (forms.len() + 1)).cloned();
+            let prompt = text_symbols(model, &request.prompt);
+            Job::Generate(Generate { prompt, stopping, details, constraint, ..request })
+        }
+        Job::Score(request) => Job::Score(Score { symbols: text_symbols(model, &request.symbols), ..request }),
+        other => other,
+    }
 }
 
 fn without_counts(output: JobOutput) -> JobOutput {
@@ -38,34 +54,127 @@ fn without_counts(output: JobOutput) -> JobOutput {
     JobOutput { usage, ..output }
 }
 
-#[test]
-fn texts_do_not_depend_on_company_memory_or_speculation() {
-    let constraints = [
+/// Returns the positions of a text at which the symbol before and the one after are forced.
+fn within_forced(form: &Arc<CompiledConstraint>, vocabulary: &Vocabulary, text: &[u32]) -> Vec<usize> {
+    let mut matcher = form.matcher().unwrap();
+    let mut was_forced = false;
+    let mut within = Vec::new();
+    for (at, &symbol) in text.iter().enumerate() {
+        let is_forced = matcher.only().is_some();
+        within.extend(Some(at).filter(|_| was_forced && is_forced));
+        was_forced = is_forced;
+        // a mark between symbols has no text
+        if !vocabulary.is_special(symbol) {
+            matcher.consume(symbol).and_then(|()| matcher.update()).unwrap();
+        }
+    }
+    within
+}
+
+/// A model, the same one with memory for few symbols, and forms that it can write.
+struct Subject {
+    name: String,
+    ample: Arc<dyn Model>,
+    scarce: Arc<dyn Model>,
+    forms: Vec<Constraint>,
+}
+
+/// Returns the toy, and a model of letters and one of bytes in each dtype.
+fn subjects() -> Vec<Subject> {
+    let texts = |texts: [String; 3]| Constraint::Choice(texts.to_vec());
+    let regex = |source: &str| Constraint::Regex(source.into());
+    let grammar = |source: &str| Constraint::Grammar(source.into());
+    let schema = |schema: Value| Constraint::JsonSchema(schema.to_string());
+    let letters = vec![
         regex("(abc abcabc|cba|a b c |cc){300}"),
         regex("[ab]{3} ccccc( abcab| b)+ca"),
         regex("(a|bb ab ab ab ab){90,200}c?"),
-        compile(Constraint::Choice(["ab ".repeat(30), "abc".repeat(30), "ab abb".repeat(15)].to_vec())),
+        texts(["ab ".repeat(30), "abc".repeat(30), "ab abb".repeat(15)]),
+        grammar("start: (\"abcabc \" | \"cb\" tail)+ \"aa\"\ntail: \"a b c\" | \"cc \" tail \"b\""),
     ];
-    let ample = usize::MAX;
-    let scarce = 700 * BYTES;
-    for (speculation, memory, rows, chars) in
-        [(Speculation::Off, ample, 64, 0), (Speculation::Off, scarce, 8, 200), (Speculation::UpTo(8), scarce, 8, 200)]
-    {
-        let toy = Toy::with(MAX_SYMBOLS, memory);
-        let engine = toy.engine(Limits { rows, speculation, chunk: 32, ..Limits::default() });
-        let job = |seed| constrained(seed, chars, &constraints);
-        let all: Vec<_> = (0..80).map(|seed| (seed, engine.submit(job(seed), None).unwrap())).collect();
-        let readers = all.into_iter().map(|(seed, events)| (seed, thread::spawn(move || read(events).unwrap())));
-        let mut forced = 0;
-        for (seed, reader) in readers.collect::<Vec<_>>() {
-            let output = reader.join().unwrap();
-            forced += output.usage.forced_chars;
-            assert_eq!(without_counts(output), without_counts(alone(job(seed), 1000)), "job {seed}, {speculation}");
+    let words = schema(json!({ "enum": [true, false, null] }));
+    let record = schema(json!({
+        "type": "object",
+        "properties": {
+            "name": { "enum": ["abc abc", "abd", "é"] },
+            "count": { "type": "integer" },
+            "tags": { "type": "array", "items": { "enum": ["ab", "b \"a"] }, "minItems": 2 },
+        },
+        "required": ["name", "tags"],
+        "additionalProperties": false,
+    }));
+    let mut subjects = vec![Subject {
+        name: "toy".into(),
+        ample: Toy::new(),
+        scarce: Toy::with(MAX_SYMBOLS, 700 * BYTES),
+        forms: letters.clone(),
+    }];
+    for dtype in Dtype::ALL {
+        let settings = Settings { dtype, ..settings() };
+        for (name, ample, own) in [
+            ("whitespaces", fixture_in("whitespaces", dtype), vec![words.clone()]),
+            ("hnet two_stage", model_of("hnet", "two_stage", dtype), vec![record.clone(), Constraint::JsonObject]),
+        ] {
+            let scarce = tight(name, &*ample, &settings, 360);
+            let forms = [&letters[1..], &own].concat();
+            subjects.push(Subject { name: format!("{name}, {}", dtype.name()), ample, scarce, forms });
         }
-        // a busy machine delays masks: `forced_text_takes_one_step` checks the exact count
-        assert!(forced > 0);
-        assert_idle(&toy, &engine);
-        assert!(memory == usize::MAX || engine.counters().preemptions > 0);
+    }
+    subjects
+}
+
+/// Each text, alone: next to 64 others, with and without speculation, preempted, and resumed in the middle of a forced span.
+#[test]
+fn texts_do_not_depend_on_company_memory_or_speculation() {
+    for Subject { name, ample, scarce, forms } in subjects() {
+        let card = ample.card();
+        let compiler = ConstraintCompiler::new(Arc::clone(&card.vocabulary));
+        let forms: Vec<_> = forms.iter().map(|form| compiler.compile(form).unwrap()).collect();
+        let alone = |chars: usize| {
+            let mut expected = Vec::new();
+            for seed in 0..80 {
+                let job = constrained(&*ample, seed, chars, &forms);
+                let output = without_counts(run(session(job.clone(), card), &*ample, 1000));
+                if let Job::Generate(request) = &job
+                    && let Some(form) = &request.constraint
+                {
+                    let written = generated(request, &output);
+                    let symbols: Vec<u32> = written.iter().map(|own| own.symbol).collect();
+                    let cuts = within_forced(form, &card.vocabulary, &symbols);
+                    if let Some(&cut) = cuts.get(seed as usize % cuts.len().max(1)) {
+                        let usage = Usage { resumed_chars: cut, ..output.usage };
+                        let rest = JobOutput { characters: written[cut..].to_vec(), usage, ..output.clone() };
+                        expected.push((Job::Generate(resumed(request, written, cut)), rest));
+                    }
+                }
+                expected.push((job, output));
+            }
+            assert!(expected.len() > 110, "{name}: {}", expected.len());
+            expected
+        };
+        let [short, long] = [0, 200].map(alone);
+        for (speculation, model, rows, expected) in [
+            (Speculation::Off, &ample, 65, &short),
+            (Speculation::Off, &scarce, 8, &long),
+            (Speculation::UpTo(8), &scarce, 8, &long),
+        ] {
+            let limits = Limits { rows, queue: 1024, speculation, chunk: 32, ..Limits::default() };
+            let engine = Handle::start(Arc::clone(model), limits).unwrap();
+            let submit = |(job, _): &(Job, _)| engine.submit(job.clone(), None).unwrap();
+            let readers = expected.iter().map(submit).map(|events| thread::spawn(move || read(events).unwrap()));
+            let mut forced = 0;
+            for (reader, (job, expected)) in readers.collect::<Vec<_>>().into_iter().zip(expected) {
+                let output = reader.join().unwrap();
+                forced += output.usage.forced_chars;
+                assert_eq!(without_counts(output), *expected, "{name}, {speculation}, {job:?}");
+            }
+            // a busy machine delays masks: `forced_text_takes_one_step` checks the exact count
+            assert!(forced > 0, "{name}, {speculation}: nothing was forced");
+            eventually("everything is released", || (engine.load().running, engine.load().bytes) == (0, 0));
+            assert!(rows > 8 || engine.counters().preemptions > 0, "{name}, {speculation}: no row was preempted");
+            drop(engine);
+            assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
+        }
     }
 }
 

@@ -243,12 +243,12 @@ fn resumed_request(seed: u64) -> Option<Generate> {
 }
 
 /// Returns what a request emits after its prompt.
-fn generated<'a>(request: &Generate, output: &'a JobOutput) -> &'a [EmittedSymbol] {
+pub(super) fn generated<'a>(request: &Generate, output: &'a JobOutput) -> &'a [EmittedSymbol] {
     &output.characters[if request.details.echo { request.prompt.len() } else { 0 }..]
 }
 
 /// Returns the request that resumes after the first `cut` of these symbols.
-fn resumed(request: &Generate, generated: &[EmittedSymbol], cut: usize) -> Generate {
+pub(super) fn resumed(request: &Generate, generated: &[EmittedSymbol], cut: usize) -> Generate {
     Generate { resumed: generated[..cut].iter().map(|emitted| emitted.symbol).collect(), ..request.clone() }
 }
 

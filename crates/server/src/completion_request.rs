@@ -208,9 +208,10 @@ struct NamedSchema {
     schema: Option<Value>,
 }
 
-/// vLLM's form of the answer: one of its fields.
+/// vLLM's form of the answer: one of the first five fields.
 #[derive(Deserialize)]
 #[serde(expecting = "an object", deny_unknown_fields)]
+#[expect(dead_code, reason = "the other fields are only checked")]
 struct StructuredOutputs {
     /// A schema, or its text.
     json: Option<Value>,
@@ -218,6 +219,24 @@ struct StructuredOutputs {
     choice: Option<Vec<String>>,
     grammar: Option<String>,
     json_object: Option<bool>,
+    structural_tag: Option<Neutral>,
+    whitespace_pattern: Option<Neutral>,
+    backend: Option<Neutral>,
+    disable_fallback: Option<Neutral>,
+    disable_any_whitespace: Option<Neutral>,
+    disable_additional_properties: Option<Neutral>,
+}
+
+/// A value that changes nothing.
+struct Neutral;
+
+impl<'de> Deserialize<'de> for Neutral {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Description(found) = Description::deserialize(deserializer)?;
+        let is_neutral = found == "false" || EMPTY.contains(&&*found);
+        let refused = || D::Error::invalid_value(Unexpected::Other(&found), &"null or false");
+        is_neutral.then_some(Self).ok_or_else(refused)
+    }
 }
 
 impl ResponseFormat {

@@ -161,8 +161,8 @@ fn rewrite(schema: &mut Value) {
     }
 }
 
-/// Refuses a schema that might take its parser too long, or whose texts might not satisfy it.
-pub(crate) fn check_schema(field: &'static str, schema: &Value) -> Result<()> {
+/// Refuses a schema that might take its parser too long, or whose texts might not satisfy it. `place` says where the schema is.
+pub(crate) fn check_schema(field: &'static str, schema: &Value, place: &str) -> Result<()> {
     let schemas = count_schemas(schema);
     if schemas > MAX_RULES {
         return Err(too_many(field, schemas, "objects and booleans"));
@@ -177,7 +177,7 @@ pub(crate) fn check_schema(field: &'static str, schema: &Value) -> Result<()> {
             .or_else(|| foreign(keywords))
             .or_else(base)
     });
-    fault.map_or(Ok(()), |fault| Err(fault.error(field)))
+    fault.map_or(Ok(()), |fault| Err(fault.error(field, place)))
 }
 
 /// Refuses a schema with a string that must match patterns whose intersection could take too much memory. Follows references by recursion.
@@ -291,8 +291,8 @@ impl SchemaFault {
         SchemaFault { pointer: format!("/{keyword}"), value: value.to_string(), bound }
     }
 
-    fn error(&self, field: &'static str) -> Error {
-        let found = format!("{}, at #{}", clip(&self.value, REASON_BYTES), clip(&self.pointer, REASON_BYTES));
+    fn error(&self, field: &'static str, place: &str) -> Error {
+        let found = format!("{}, at #{}{place}", clip(&self.value, REASON_BYTES), clip(&self.pointer, REASON_BYTES));
         Error::bad_option(field, found, self.bound.clone())
     }
 }
@@ -488,50 +488,98 @@ fn pointer_token(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// Rewrites and compiles a schema. Returns the error, if any.
+/// Rewrites and compiles a schema. Returns the error, if any, without the references that led to it.
 fn schema_fault(mut schema: Value) -> Option<String> {
     rewrite(&mut schema);
     let builder = GrammarBuilder::new(None, LIMITS);
     let compile = || JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema);
-    panic_utils::catch_unwind(AssertUnwindSafe(compile)).err().map(|error| format!("{error:#}"))
+    let error = panic_utils::catch_unwind(AssertUnwindSafe(compile)).err()?;
+    format!("{error:#}").split("\n  while processing ").next().map(str::to_owned)
 }
 
-/// Returns the JSON pointer of the smallest part of a schema that alone has the schema's fault, or of the smallest one found within
+/// Returns the fault of a schema, and the JSON pointer of the smallest part that alone has it, or of the smallest one found within
 /// [`STEP_TIME`]. `None` if the schema has no fault.
-pub(crate) fn fault_pointer(schema: &Value) -> Option<String> {
-    let fault = schema_fault(schema.clone())?;
+pub(crate) fn find_fault(schema: &Value) -> Option<(String, String)> {
     let until = now() + STEP_TIME;
-    let has_fault = |part: Value| {
-        let Value::Object(mut part) = part else { return false };
-        for name in ["$defs", "definitions"] {
-            if let Some(definitions) = schema.get(name) {
-                part.entry(name).or_insert_with(|| definitions.clone());
-            }
-        }
-        now() < until && schema_fault(Value::Object(part)).as_ref() == Some(&fault)
+    // references of a part that is compiled alone lead into the whole schema, one of its definitions, or count as unknown keywords
+    let redirected = |part: &Value, follows: bool| {
+        let text = part.to_string().replace(r##""$ref":"#/""##, r##""$ref":"#""##);
+        let reference = if follows { r##""$ref":"#/$defs/whole"## } else { r##""reference":"#"## };
+        serde_json::from_str::<Value>(&text.replace(r##""$ref":"#"##, reference)).ok()
     };
-    let alone = |name: &str, value: &Value| Value::from_iter([(name, value.clone())]);
+    let fault_of = |part: &Value, follows: bool| {
+        let mut part = redirected(part, follows)?;
+        part.as_object_mut()?.insert("$defs".into(), json!({ "whole": redirected(schema, follows)? }));
+        schema_fault(part)
+    };
+    let reason = schema_fault(schema.clone())?;
+    let fault = fault_of(schema, true);
+    let has_fault = |part: &Value, follows| now() < until && fault.is_some() && fault_of(part, follows) == fault;
+    // a part may refer to the one around it, so those with a fault of their own come first
+    let at_fault = |parts, are_keywords: bool| {
+        let fails = |follows| {
+            members(parts).into_iter().find(|(name, part)| match are_keywords {
+                true => has_fault(&Value::from_iter([(&**name, (*part).clone())]), follows),
+                false => has_fault(part, follows),
+            })
+        };
+        fails(false).or_else(|| fails(true))
+    };
     let mut pointer = "#".to_owned();
     let mut part = schema;
-    while let Some((keyword, value)) =
-        part.as_object().and_then(|keywords| keywords.iter().find(|(name, value)| has_fault(alone(name, value))))
-    {
-        pointer += &format!("/{}", pointer_token(keyword));
-        if has_fault(value.clone()) {
-            part = value;
+    let mut followed = HashSet::new();
+    while let Some((keyword, value)) = part.is_object().then(|| at_fault(part, true)).flatten() {
+        if let ("$ref", Value::String(reference)) = (&*keyword, value)
+            && let Some(target) = resolve(schema, reference).filter(|_| followed.insert(reference))
+        {
+            reference.trim_end_matches('/').clone_into(&mut pointer);
+            part = target;
             continue;
         }
-        let inner = members(value).into_iter().find(|(_, member)| has_fault((*member).clone()));
-        let Some((name, member)) = inner else { break };
-        pointer += &format!("/{}", pointer_token(&name));
-        part = member;
+        pointer += &format!("/{}", pointer_token(&keyword));
+        part = value;
+        if !has_fault(part, true) {
+            let Some((name, member)) = at_fault(part, false) else { break };
+            pointer += &format!("/{}", pointer_token(&name));
+            part = member;
+        }
     }
-    Some(pointer)
+    Some((reason, clip(&pointer, REASON_BYTES)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fault_is_found_where_the_client_wrote_it() {
+        let wrong = json!({ "pattern": "(" });
+        for (schema, expected) in [
+            (json!({ "$ref": "#/$defs/name", "$defs": { "name": wrong } }), "#/$defs/name/pattern"),
+            (
+                json!({ "properties": { "a": { "$ref": "#/$defs/b" } }, "$defs": { "b": { "items": wrong } } }),
+                "#/$defs/b/items/pattern",
+            ),
+            (
+                json!({ "$ref": "#/$defs/a", "$defs": { "a": { "$ref": "#/definitions/b" } }, "definitions": { "b": wrong } }),
+                "#/definitions/b/pattern",
+            ),
+            (
+                json!({ "items": { "$ref": "#/properties/a" }, "properties": { "a": { "anyOf": [{ "type": "null" }, wrong] } } }),
+                "#/properties/a/anyOf/1/pattern",
+            ),
+            (json!({ "properties": { "a": { "$ref": "#/" }, "b": { "type": "strin" } } }), "#/properties/b/type"),
+            (json!({ "properties": { "b": { "items": { "$ref": "#/$defs/none" } } } }), "#/properties/b/items/$ref"),
+            (
+                json!({ "allOf": [{ "$ref": "#/$defs/a" }], "$defs": { "a": { "anyOf": [{ "$ref": "#/$defs/a" }, { "if": {} }] } } }),
+                "#/$defs/a/anyOf/1/if",
+            ),
+        ] {
+            let (reason, pointer) = find_fault(&schema).unwrap();
+            assert_eq!(pointer, expected, "{schema}: {reason}");
+            assert!(!reason.contains("whole"), "{reason}");
+        }
+    }
 
     #[test]
     fn property_names_are_not_keywords() {
@@ -548,7 +596,7 @@ mod tests {
             }
             check_patterns("constraint.json_schema", &json!({ "properties": { "a": { name: both } } })).unwrap();
             let least = json!({ "properties": { name: { "minProperties": 3 } } });
-            let error = check_schema("constraint.json_schema", &least).unwrap_err().to_string();
+            let error = check_schema("constraint.json_schema", &least, "").unwrap_err().to_string();
             assert!(error.ends_with(&format!("found 3, at #/properties/{name}/minProperties")), "{error}");
         }
     }

@@ -755,34 +755,6 @@ impl PatternMatcher {
         self.restart(&text, until);
     }
 
-    /// Returns true if a text that begins so matches: tries a byte of each class after all states, unless these are too many.
-    #[cfg(test)]
-    pub(crate) fn can_be_completed(&mut self) -> bool {
-        let Self { pattern, cache, state, .. } = self;
-        let bytes = pattern.dfa.byte_classes().representatives(0..=255).filter_map(|unit| unit.as_u8());
-        let bytes: Vec<u8> = bytes.collect();
-        let clears = cache.clear_count();
-        let mut seen = HashSet::from([*state]);
-        let mut all = vec![*state];
-        let mut at = 0;
-        while let Some(&state) = all.get(at) {
-            at += 1;
-            if pattern.dfa.next_eoi_state(cache, state).unwrap().is_match() {
-                return true;
-            }
-            for &byte in &bytes {
-                let next = pattern.dfa.next_state(cache, state, byte).unwrap();
-                if cache.clear_count() != clears || all.len() > 1000 {
-                    return true;
-                }
-                if !next.is_dead() && seen.insert(next) {
-                    all.push(next);
-                }
-            }
-        }
-        false
-    }
-
     /// Returns the first characters that may follow.
     pub(crate) fn characters(&mut self) -> Vec<char> {
         let all = ('\0'..=char::MAX).filter(|character| {

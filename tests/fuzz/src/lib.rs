@@ -216,11 +216,32 @@ pub fn small() -> Option<Box<dyn Blueprint>> {
 /// Symbols of a text that [`constraint`] follows, at most.
 const MAX_FOLLOWED: usize = 48;
 
-/// Compilers for bytes with an end, and for few letters.
+/// A tokenizer whose pieces cross the edges of JSON.
+const PIECES: &str = r#"{"added_tokens": [{"id": 0, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+    "normalized": false, "special": true}], "normalizer": null, "post_processor": null,
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+    "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+    "model": {"type": "Unigram", "unk_id": 1, "byte_fallback": false, "vocab": [["</s>", 0], ["<unk>", 0], ["▁", -3],
+    ["a", -3], ["b", -3], ["ab", -2], ["▁ab", -2], ["é", -3], ["1", -3], ["12", -2], ["true", -2], ["\"", -3], ["{", -3], ["}", -3],
+    ["{\"", -2], ["\":▁", -2], [":", -3], [",▁", -2], ["[", -3], ["]", -3], ["\"}", -2], ["-", -3], [".", -3]]}}"#;
+
+/// Compilers for bytes with an end, for few letters, for 27, and for pieces.
 static COMPILERS: LazyLock<Vec<ConstraintCompiler>> = LazyLock::new(|| {
-    let bytes = Vocabulary::byte_level_with_end(3, TextNormaliser::None).ok();
-    let letters = Vocabulary::from_symbols(&["a", "b", "c", " ", "1", "\"", "{", "}", ":"], TextNormaliser::None).ok();
-    bytes.into_iter().chain(letters).map(|vocabulary| ConstraintCompiler::new(Arc::new(vocabulary))).collect()
+    let letters = |symbols: &str| {
+        let symbols: Vec<String> = symbols.chars().map(String::from).collect();
+        Vocabulary::from_symbols(&symbols, TextNormaliser::None).ok()
+    };
+    let tokenizer = SubwordTokenizer::parse(PIECES.as_bytes()).ok();
+    let pieces = tokenizer.and_then(|tokenizer| {
+        Vocabulary::from_tokenizer(tokenizer.len(), Some(Arc::new(tokenizer)), TextNormaliser::None).ok()
+    });
+    let all = [
+        (Vocabulary::byte_level_with_end(3, TextNormaliser::None).ok(), None),
+        (letters("abc 1\"{}:"), None),
+        (letters(" abcdefghijklmnopqrstuvwxyz"), None),
+        (pieces, Some(0)),
+    ];
+    all.map(|(vocabulary, end)| ConstraintCompiler::with_end(Arc::new(vocabulary.expect("a vocabulary")), end)).into()
 });
 
 /// Compiles a constraint, whose kind the first byte selects, for each vocabulary, and writes a text of its form. The text's bytes also
@@ -228,10 +249,11 @@ static COMPILERS: LazyLock<Vec<ConstraintCompiler>> = LazyLock::new(|| {
 pub fn constraint(data: &[u8]) {
     let Some((kind, source)) = data.split_first() else { return };
     let Ok(source) = std::str::from_utf8(source) else { return };
-    let constraint = match kind % 4 {
-        0 => Constraint::Regex(source.into()),
-        1 => Constraint::Choice(source.split(';').map(str::to_owned).collect()),
-        2 => Constraint::JsonSchema(source.into()),
+    let constraint = match (kind, kind % 4) {
+        (&u8::MAX, _) => Constraint::JsonObject,
+        (_, 0) => Constraint::Regex(source.into()),
+        (_, 1) => Constraint::Choice(source.split(';').map(str::to_owned).collect()),
+        (_, 2) => Constraint::JsonSchema(source.into()),
         _ => Constraint::Grammar(source.into()),
     };
     for compiler in COMPILERS.iter() {
@@ -243,7 +265,7 @@ pub fn constraint(data: &[u8]) {
             assert_eq!(allowed.is_empty(), matcher.is_complete(), "a text is stuck");
             let Some(&symbol) = allowed.get(usize::from(data[step % data.len()]) % allowed.len().max(1)) else { break };
             let forced = matcher.forced(4);
-            assert_eq!(forced.first().copied(), matcher.only(), "what is forced follows");
+            assert_eq!(forced.first().copied(), matcher.only(), "what is forced follows: {constraint:?}");
             if matcher.consume(symbol).and_then(|()| matcher.update()).is_err() {
                 break;
             }

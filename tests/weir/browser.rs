@@ -1178,8 +1178,10 @@ fn the_editor_follows_any_change_and_opens_again() {
     change(&browser, 0, 0, "a ");
     browser.until("window.late !== undefined");
     change(&browser, 0, 0, "a ");
+    browser.evaluate("(editor.surprises.find = async () => (window.isFound = true), null)");
     browser.evaluate("(window.late({ scores: { characters: [{ logprob: -1 }], start_bytes: [0] } }), null)");
-    assert_eq!(browser.evaluate("editor.pieces.map(piece => piece.read)"), json!([0]));
+    assert_eq!(browser.evaluate("[editor.pieces.map(piece => piece.read), window.isFound]"), json!([[0], null]));
+    browser.evaluate("(delete editor.surprises.find, null)");
     // The document opens again with its text when the connection ends.
     browser.evaluate("(window.before = editor.session, editor.work = null, editor.session.socket.close(), null)");
     browser.until(&format!("editor.session !== null && editor.session !== window.before && {CONNECTED}"));

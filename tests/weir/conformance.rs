@@ -842,7 +842,7 @@ fn forms(vocabulary: &Arc<Vocabulary>, [a, b, c]: [char; 3]) -> Vec<Arc<Compiled
     all.iter().take(count).map(|form| compiler.compile(form).unwrap()).collect()
 }
 
-/// Short runs test one form per configuration, by turns.
+/// Short runs test one random form per configuration.
 #[test]
 fn constrained_generations_emit_the_same_bits() {
     let forced = Mutex::new(BTreeMap::<_, usize>::new());

@@ -10,6 +10,7 @@ import base64
 import html
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,7 @@ class Browser:
         if program is None:
             raise SystemExit("chromedriver is not installed")
         # It prints the port that it was given to stdout.
-        self._driver = local.Program(["sh", "-c", f"exec {program} --port=0 >&2"])
+        self._driver = local.Program(["sh", "-c", f"exec {shlex.quote(program)} --port=0 >&2"])
         self._address = "127.0.0.1:" + self._driver.wait_for_line(r"successfully on port (\d+)")
         flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars"]
         wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": {"args": flags}}}}

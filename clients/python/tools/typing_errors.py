@@ -141,7 +141,7 @@ def main() -> None:
     cut = passages(text, arguments.passages, arguments.characters)
     texts = [insert_errors(passage, arguments.rate, known, rng) for passage in cut]
     client = Client(arguments.server)
-    for threshold in map(float, arguments.thresholds.split(",")):
+    for threshold in (float(value) for value in arguments.thresholds.split(",") if value):
         print(json.dumps(measure(client, texts, threshold)), flush=True)
 
 

@@ -754,7 +754,8 @@ fn json_after<T: DeserializeOwned>(
         // what follows a line break is in column 1
         let line = line_of(source, text) + error.line() - 1 - usize::from(error.column() == 0);
         let message = error.to_string();
-        let reason = format!("invalid JSON after {keyword}: {}", split_place(&message).0);
+        let fault = if error.is_data() { "options" } else { "JSON" };
+        let reason = format!("invalid {fault} after {keyword}: {}", split_place(&message).0);
         rejected(field, &reason, &format!(", in line {line}"))
     })?;
     Ok(Some((value, keyword.len() + values.byte_offset())))
@@ -942,7 +943,7 @@ fn ready_parser(
     for part in &mut grammar.grammars {
         if let Some(source) = part.lark_grammar.take() {
             part.lark_grammar = Some(check_grammar(field, &source, &mut schemas)?);
-            client = Some(source);
+            client = schema.is_none().then_some(source);
         }
         part.json_schema.as_mut().map_or(Ok(()), |schema| prepare(field, schema))?;
     }
@@ -955,7 +956,7 @@ fn ready_parser(
         };
         schemas.iter().find_map(fault).unwrap_or_else(|| {
             // places in the rewritten text are not those in the client's
-            let own = client.filter(|_| !schemas.is_empty()).map(TopLevelGrammar::from_lark);
+            let own = client.filter(|_| !schemas.is_empty() && since(began) < STEP_TIME).map(TopLevelGrammar::from_lark);
             let own = own.and_then(|own| symbols.factory().ok()?.create_parser(own).err());
             rejected(field, &format!("{:#}", own.unwrap_or(error)), "")
         })

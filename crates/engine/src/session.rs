@@ -1396,9 +1396,8 @@ impl Prompt {
         self.get(position..position + 1).get(0)
     }
 
-    /// Number of symbols that need not be fed if their state is cached. If results of a step are emitted: those that were fed once, and
-    /// context.
-    /// Otherwise: all but the last, whose logits are needed. With echo, at most [`MAX_ECHO_SKIPPED`] of these.
+    /// Number of symbols that need not be fed if their state is cached. If results of a step are emitted: the context, and symbols that
+    /// were fed once. Otherwise: all but the last, whose logits are needed. With echo, at most [`MAX_ECHO_SKIPPED`] of these.
     fn skippable(&self) -> usize {
         let all_but_last = self.len.saturating_sub(1);
         match self.windows {

@@ -208,7 +208,7 @@ struct NamedSchema {
     schema: Option<Value>,
 }
 
-/// vLLM's form of the answer: one of the first five fields.
+/// vLLM's form of the answer: one field. The options of a [`Neutral`] type say nothing about it.
 #[derive(Deserialize)]
 #[serde(expecting = "an object", deny_unknown_fields)]
 #[expect(dead_code, reason = "the other fields are only checked")]
@@ -234,7 +234,7 @@ impl<'de> Deserialize<'de> for Neutral {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Description(found) = Description::deserialize(deserializer)?;
         let is_neutral = found == "false" || EMPTY.contains(&&*found);
-        let refused = || D::Error::invalid_value(Unexpected::Other(&found), &"null or false");
+        let refused = || D::Error::invalid_value(Unexpected::Other(&found), &"null, false or empty");
         is_neutral.then_some(Self).ok_or_else(refused)
     }
 }

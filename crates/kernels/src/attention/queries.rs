@@ -516,7 +516,7 @@ impl Runs {
     }
 }
 
-/// Maximum bytes that are prefetched before they are read: a part of the second-level cache.
+/// Maximum bytes that are prefetched before the keys of their page are read: a part of the second-level cache.
 const MAX_AHEAD: usize = 64 << 10;
 
 /// Bytes of a cache line.
@@ -563,7 +563,7 @@ impl Ahead {
             self.left = self.page_lines;
         }
         let start = self.next;
-        // what is beyond the page's end belongs to the next head, which is read soon
+        // what is beyond the head's end belongs to the next head, which is read soon, or to what follows the page
         self.next = start.wrapping_add(lines * LINE);
         self.left = self.left.saturating_sub(lines);
         Some(start)

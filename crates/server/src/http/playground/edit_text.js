@@ -59,6 +59,8 @@ class Piece {
     // The end of what the server has checked.
     this.checked = start;
     this.isDone = false;
+    // True if the server refuses to read it, such as beyond the longest text of the model.
+    this.isRefused = false;
     // True once the server has looked for other spellings of its surprising words.
     this.hasNear = false;
   }

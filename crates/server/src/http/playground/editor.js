@@ -132,6 +132,7 @@ class Editor {
     const rest = this.pieces.slice(first + changed.length);
     for (const piece of rest) piece.move(grown);
     this.pieces = [...this.pieces.slice(0, first), ...next, ...rest];
+    for (const piece of this.pieces) piece.isRefused = false;
     this.surprises.change(start, until, grown);
   }
 
@@ -179,10 +180,11 @@ class Editor {
     for (let piece; this.session && (piece = this.nearest()); ) {
       const { text } = this.session;
       if (piece.isDone) {
-        await this.surprises.spell(model, text, piece, signal);
+        piece.hasNear = await this.surprises.spell(model, text, piece, signal);
         if (signal.aborted) return;
-        piece.hasNear = true;
-        continue;
+        if (piece.hasNear) continue;
+        this.readSoon(RETRY_LAST);
+        break;
       }
       const start = piece.start + piece.read;
       if (start < piece.end) {
@@ -190,16 +192,21 @@ class Editor {
         if (signal.aborted) return;
         if (failed) {
           this.fail(failed);
-          if (failed.code !== "INVALID_ARGUMENT") this.readSoon(RETRY_LAST);
+          piece.isRefused = failed.code === "INVALID_ARGUMENT";
+          if (piece.isRefused) continue;
+          this.readSoon(RETRY_LAST);
           break;
         }
         piece.add(readParts(text.slice(start, piece.end), bytesOf(text.slice(0, start)), scores));
         this.draw();
         this.count();
       }
-      await this.surprises.find(model, text, piece, signal);
+      piece.isDone = await this.surprises.find(model, text, piece, signal);
       if (signal.aborted) return;
-      piece.isDone = true;
+      if (!piece.isDone) {
+        this.readSoon(RETRY_LAST);
+        break;
+      }
       this.showProgress();
     }
     this.reading = null;
@@ -208,18 +215,18 @@ class Editor {
   /** Returns the piece to read next; none if all around the view are done. Only in view are all surprising words spelled: that takes long. */
   nearest() {
     const distance = ({ start, end }) => Math.max(0, start - this.last, this.first - end);
-    const left = this.pieces.filter((piece) => (piece.isDone ? !piece.hasNear && distance(piece) === 0 : distance(piece) < READ_AROUND));
-    return left.reduce((best, piece) => (best && distance(best) <= distance(piece) ? best : piece), null);
+    const isLeft = (piece) => (piece.isDone ? !piece.hasNear && distance(piece) === 0 : !piece.isRefused && distance(piece) < READ_AROUND);
+    return this.pieces.filter(isLeft).reduce((best, piece) => (best && distance(best) <= distance(piece) ? best : piece), null);
   }
 
-  /** Says how much of a long text is checked. */
+  /** Says how much of a long text is checked, unless the server has said why it refuses to read a piece. */
   showProgress() {
     const left = this.pieces.filter((piece) => !piece.isDone);
-    if (left.length < 2 && !this.isBehind) return;
+    if ((left.length < 2 && !this.isBehind) || left.some((piece) => piece.isRefused)) return;
     this.isBehind = left.length > 0;
     const { length } = this.session.text;
     const done = length - left.reduce((sum, { start, end }) => sum + end - start, 0);
-    editing.showStatus(`Connected. ${shown(done, 0)} of ${shown(length, 0)} characters are checked${left.length ? ", from the view on" : ""}.`);
+    editing.showStatus(`Connected. ${shown(done, 0)} of ${shown(length, 0)} characters are checked${left.length ? ", starting with the visible part" : ""}.`);
   }
 
   receive({ completions, failed }) {
@@ -401,14 +408,18 @@ class Editor {
     });
   }
 
-  /** Returns the text offset at height `y` of the page, or `other` if the browser cannot tell. */
-  placeAt(y, other) {
-    const place = document.caretPositionFromPoint?.(this.area.getBoundingClientRect().left + INSET, y);
-    return place && place.offsetNode === this.area ? place.offset : other;
+  /** Returns the text offset at height `y` of the page, an estimate if the browser cannot tell. */
+  placeAt(y) {
+    const { left, top } = this.area.getBoundingClientRect();
+    const place = document.caretPositionFromPoint?.(left + INSET, y);
+    if (place && place.offsetNode === this.area) return place.offset;
+    return Math.round((this.area.value.length * (this.area.scrollTop + y - top)) / this.area.scrollHeight);
   }
 
   /** Draws the text with its marks, the shades of what is in view, and the ghost text at the end of a line. Keeps what has not changed. */
   drawMirror() {
+    // Another panel is shown.
+    if (!this.area.offsetParent) return;
     const text = this.area.value;
     const cursor = this.area.selectionStart;
     const ghost = this.ghost();
@@ -416,8 +427,8 @@ class Editor {
     // Uses fractional widths, because rounded ones would wrap lines elsewhere.
     const { width, height, top, bottom } = this.area.getBoundingClientRect();
     const scrollbar = this.area.offsetWidth - this.area.clientWidth - 2;
-    const first = (this.first = this.placeAt(Math.max(top, 0) + INSET, 0) - AROUND);
-    const last = (this.last = this.placeAt(Math.min(bottom, innerHeight) - INSET, text.length) + AROUND);
+    const first = (this.first = this.placeAt(Math.max(top, 0) + INSET) - AROUND);
+    const last = (this.last = this.placeAt(Math.min(bottom, innerHeight) - INSET) + AROUND);
     const spans = [];
     let word = 0;
     const { words } = this.surprises;

@@ -1,7 +1,7 @@
 /** Bits from which a character is surprising: the first of a word, which nothing before it in the word predicts, and the others. */
 const ODD_FIRST = 13;
 const ODD_REST = 10;
-/** Most words that are marked for their bits, and likelier words that are offered for each. */
+/** Most words of a piece that are marked for their bits, and likelier words that are offered for each. */
 const MAX_ODD = 12;
 const OFFERED = 3;
 /** Nats by which another spelling of a word with surprising bits must be more probable. */
@@ -43,14 +43,17 @@ class Surprises {
     this.words = [];
   }
 
-  /** Finds the words of a piece that was read, and lets the server check it. Words that were known keep what was found for them. */
+  /**
+   * Finds the words of a piece that was read, and lets the server check it. Words that were known keep what was found for them. Resolves
+   * with false if the server did not check it.
+   */
   async find(model, text, piece, signal) {
     const known = new Map(this.words.map((word) => [word.start, word]));
     const words = this.improbable(text, piece).map((word) => known.get(word.start) || word);
     const isKept = (word) => word.spellings.length || word.start < piece.start || piece.end <= word.start;
     this.show([...words, ...this.words.filter((word) => isKept(word) && !words.includes(word))]);
     await Promise.all(words.map((word) => this.expect(word)));
-    if (!signal.aborted) await this.check(model, text, piece, signal);
+    return !signal.aborted && this.check(model, text, piece, signal);
   }
 
   /** Returns the words with the most surprising characters, and these characters' places. */
@@ -100,14 +103,15 @@ class Surprises {
     return answer.words.map((word) => ({ found: new OddWord(text, start + word.start_utf16, start + word.end_utf16), spellings: word.alternatives }));
   }
 
-  /** Marks the misspelt words of a piece. */
+  /** Marks the misspelt words of a piece. Resolves with false if the server did not check it. */
   async check(model, text, piece, signal) {
     const answer = await this.misspelt(model, text, piece, signal, {});
-    if (!answer) return;
+    if (!answer) return false;
     const words = [...this.words];
     for (const { found, spellings } of answer) {
-      // A word at the end may not be complete.
-      if (found.start < piece.checked || found.end === text.length) continue;
+      // A word at the end may not be complete, nor may one at the end of a piece of a text without white space.
+      const isCut = found.end === text.length || (found.end === piece.end && /^\p{L}/u.test(text.slice(found.end, found.end + 2)));
+      if (found.start < piece.checked || isCut) continue;
       const word = words.find((word) => word.start === found.start) || found;
       word.spellings = spellings;
       if (word === found) words.push(word);
@@ -115,16 +119,21 @@ class Surprises {
     const [last] = /[\p{L}\p{M}'’]*$/u.exec(text.slice(Math.max(piece.start, piece.end - MAX_BEGINNING), piece.end));
     piece.checked = piece.end - last.length;
     this.show(words);
+    return true;
   }
 
-  /** Finds likelier spellings of a piece's words with surprising bits. They may have other letters before these, as "the" has for "teh". */
+  /**
+   * Finds likelier spellings of a piece's words with surprising bits. They may have other letters before these, as "the" has for "teh".
+   * Resolves with false if the server did not look for them.
+   */
   async spell(model, text, piece, signal) {
     const rest = this.words.filter((word) => !word.spellings.length && !word.near && piece.start <= word.start && word.end <= piece.end);
-    if (!rest.length) return;
+    if (!rest.length) return true;
     const near = await this.misspelt(model, text, { checked: rest[0].start, end: piece.end }, signal, { threshold: NEAR });
-    if (!near) return;
+    if (!near) return false;
     for (const word of rest) word.near = near.find(({ found }) => found.start === word.start)?.spellings || [];
     this.changed();
+    return true;
   }
 
   show(words) {

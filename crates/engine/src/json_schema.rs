@@ -73,12 +73,7 @@ const PARTS: [&str; 15] = [
 /// Counts the classes in the patterns of a schema, wherever they stand.
 pub(crate) fn count_schema_classes(schema: &Value) -> usize {
     let count = |(key, member): (Cow<'_, str>, &Value)| {
-        let own = match (&*key, member) {
-            ("pattern", Value::String(pattern)) => count_classes(pattern),
-            ("patternProperties", Value::Object(names)) => names.keys().map(|name| count_classes(name)).sum(),
-            _ => 0,
-        };
-        own + count_schema_classes(member)
+        patterns(&key, member).into_iter().map(count_classes).sum::<usize>() + count_schema_classes(member)
     };
     members(schema).into_iter().map(count).sum()
 }
@@ -174,6 +169,7 @@ pub(crate) fn check_schema(field: &'static str, schema: &Value, place: &str) -> 
         too_many_properties(keywords)
             .or_else(|| misread_number(keywords))
             .or_else(|| dropped_character(keywords))
+            .or_else(|| operator(keywords))
             .or_else(|| foreign(keywords))
             .or_else(base)
     });
@@ -420,13 +416,51 @@ fn dropped_character(keywords: &Map<String, Value>) -> Option<SchemaFault> {
     keywords.iter().find_map(|(keyword, value)| {
         let is_dropped = match (keyword.as_str(), value) {
             ("const" | "enum", _) => drops_text(value),
-            ("pattern", Value::String(pattern)) => drops_pattern(pattern),
-            ("patternProperties", Value::Object(names)) => names.keys().any(|name| drops_pattern(name)),
-            _ => false,
+            _ => patterns(keyword, value).into_iter().any(drops_pattern),
         };
         let bound = r"texts without control characters other than \b, \f, \n, \r and \t";
         is_dropped.then(|| SchemaFault::new(keyword, value, bound.to_owned()))
     })
+}
+
+/// Returns the patterns of a keyword.
+fn patterns<'a>(keyword: &str, value: &'a Value) -> Vec<&'a str> {
+    match (keyword, value) {
+        ("pattern", Value::String(pattern)) => vec![pattern],
+        ("patternProperties", Value::Object(names)) => names.keys().map(String::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Finds a pattern with a class that the parser reads otherwise than ECMA-262: it has operators, and classes within a class.
+fn operator(keywords: &Map<String, Value>) -> Option<SchemaFault> {
+    keywords.iter().find_map(|(keyword, value)| {
+        let bound = "classes in which &&, --, ~~, [ and a first ] are escaped";
+        let has_operator = patterns(keyword, value).into_iter().any(has_operator);
+        has_operator.then(|| SchemaFault::new(keyword, value, bound.to_owned()))
+    })
+}
+
+fn has_operator(pattern: &str) -> bool {
+    let mut is_class = false;
+    let mut rest = pattern.chars().peekable();
+    while let Some(character) = rest.next() {
+        match character {
+            '\\' => _ = rest.next(),
+            '[' if is_class => return true,
+            '[' => {
+                is_class = true;
+                rest.next_if_eq(&'^');
+                if rest.peek() == Some(&']') {
+                    return true;
+                }
+            }
+            '&' | '-' | '~' if is_class && rest.peek() == Some(&character) => return true,
+            ']' => is_class = false,
+            _ => {}
+        }
+    }
+    false
 }
 
 fn is_dropped(character: char) -> bool {

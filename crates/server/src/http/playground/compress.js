@@ -250,6 +250,8 @@ async function takeFile(file) {
     checkSize(file.name, file.size, at("compress-model").value);
   } catch (error) {
     compressing.showStatus(error.message, true);
+    // What is compressed is still the text.
+    at("source-input").value = "";
     return;
   }
   const bytes = new Uint8Array(await file.arrayBuffer());

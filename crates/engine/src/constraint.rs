@@ -828,7 +828,7 @@ fn check_grammar(field: &'static str, source: &str, schemas: &mut Schemas) -> Re
                 let (name, after) = rest.split_at(length);
                 if UNSUPPORTED_ATTRIBUTES.contains(&name) && after.trim_start().starts_with('=') {
                     let found = format!("{name} in line {}", line_of(source, rest));
-                    let bound = format!("no attributes {} of rules", UNSUPPORTED_ATTRIBUTES.join(", "));
+                    let bound = format!("rules without the attributes {}", UNSUPPORTED_ATTRIBUTES.join(", "));
                     return Err(Error::bad_option(field, found, bound));
                 }
             }
@@ -1788,6 +1788,9 @@ mod tests {
                 "start: x\nx: %json {\"$ref\": \"#/$defs/a\", \"$defs\": {\"a\": {\"minProperties\": 3}}}",
                 "at #/$defs/a/minProperties of the schema in line 2",
             ),
+            ("start: a \"!\"\na[max_tokens=3]: /x+/", "found max_tokens in line 2"),
+            ("start: a \"!\"\na[lazy, stop = /x/]: /.+/", "found stop in line 2"),
+            ("start[temperature=0.0]: /x+/", "found temperature in line 1"),
             (
                 "start: x zz\nx: %json { \"type\":\n\"null\" }",
                 "at 1(8): unknown name: \"zz\"\n   1 | start: x zz\n              ^\n   2 | x: %json { \"type\":",

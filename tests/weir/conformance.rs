@@ -878,7 +878,8 @@ fn check_form(configuration: &Configuration, form: &Arc<CompiledConstraint>, rng
         let text = configuration.model.card().vocabulary.decode(&symbols);
         let has_form = match form.kind() {
             "regex" => text.as_bytes().last_chunk::<2>().is_some_and(|[one, other]| one == other),
-            "json_schema" | "json_object" => serde_json::from_str::<Value>(&text).is_ok(),
+            // no value, because JSON has numbers beyond those of floats
+            "json_schema" | "json_object" => serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok(),
             _ => true,
         };
         assert!(has_form, "{name}: {text}");

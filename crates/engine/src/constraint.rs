@@ -770,6 +770,17 @@ fn line_of(source: &str, rest: &str) -> usize {
     1 + source.bytes().take(source.len() - rest.len()).filter(|byte| *byte == b'\n').count()
 }
 
+/// Refuses an attribute of a rule, whose name has a length at the beginning of `rest`, the end of `source`.
+fn check_attribute(field: &'static str, source: &str, rest: &str, length: usize) -> Result<()> {
+    let (name, after) = rest.split_at(length);
+    if !UNSUPPORTED_ATTRIBUTES.contains(&name) || !after.trim_start().starts_with('=') {
+        return Ok(());
+    }
+    let found = format!("{name} in line {}", line_of(source, rest));
+    let bound = format!("rules without the attributes {}", UNSUPPORTED_ATTRIBUTES.join(", "));
+    Err(Error::bad_option(field, found, bound))
+}
+
 /// The schemas of a constraint as the client wrote them, each with its place.
 type Schemas = Vec<(String, Value)>;
 
@@ -825,12 +836,7 @@ fn check_grammar(field: &'static str, source: &str, schemas: &mut Schemas) -> Re
             'a'..='z' => {
                 length = run(|next| matches!(next, 'a'..='z' | '0'..='9' | '_' | '-'));
                 head = head.or(rest.get(..length));
-                let (name, after) = rest.split_at(length);
-                if UNSUPPORTED_ATTRIBUTES.contains(&name) && after.trim_start().starts_with('=') {
-                    let found = format!("{name} in line {}", line_of(source, rest));
-                    let bound = format!("rules without the attributes {}", UNSUPPORTED_ATTRIBUTES.join(", "));
-                    return Err(Error::bad_option(field, found, bound));
-                }
+                check_attribute(field, source, rest, length)?;
             }
             'A'..='Z' | '_' => {
                 length = run(|next| matches!(next, 'A'..='Z' | '0'..='9' | '_' | '-'));

@@ -1393,8 +1393,8 @@ fn a_text_is_compressed_and_comes_back() {
     browser.check_log("");
 }
 
-/// Replaces the page's requests by a stream of 20,000 characters, four in a message. While `held`, only 8,000 come.
-const LONG_STREAM: &str = "window.later = window.setTimeout, window.asks = window.asks || window.fetch, window.fetch = async (_, { signal }) => new Response(new ReadableStream({
+/// Replaces the page's requests for completions by a stream of 20,000 characters, four in a message. While `held`, only 8,000 come.
+const LONG_STREAM: &str = "window.later = window.setTimeout, window.asks = window.asks || window.fetch, window.fetch = async (path, { signal, ...rest }) => path !== '/v1/completions' ? window.asks(path, { signal, ...rest }) : new Response(new ReadableStream({
     start(stream) {
         this.place = 0;
         signal.addEventListener('abort', () => stream.error(signal.reason));

@@ -665,10 +665,6 @@ pub(crate) fn shared_lengths(texts: &[Vec<u32>]) -> Vec<usize> {
 /// Escapes allowed in JSON. With `u`, a text could spell a named key so that the parser does not recognize it.
 const ESCAPES: &str = "nrbtf\\\"";
 
-/// Attributes of rules of a grammar that are refused. The parser counts symbols for `max_tokens`, without the forced ones, so it would cut
-/// characters, and a resumed text would end elsewhere. It fails on some texts of a `stop`, and ignores `temperature`.
-const UNSUPPORTED_ATTRIBUTES: [&str; 3] = ["max_tokens", "stop", "temperature"];
-
 /// Returns the grammar of a schema, in which a comma and a colon are followed by one space, and nothing else by any.
 fn json_grammar(field: &'static str, mut schema: Value) -> Result<TopLevelGrammar> {
     if schema == Value::Bool(true) {
@@ -770,7 +766,11 @@ fn line_of(source: &str, rest: &str) -> usize {
     1 + source.bytes().take(source.len() - rest.len()).filter(|byte| *byte == b'\n').count()
 }
 
-/// Refuses an attribute of a rule, whose name has a length at the beginning of `rest`, the end of `source`.
+/// Attributes of rules of a grammar that are refused. The parser counts symbols for `max_tokens`, without the forced ones, so it would cut
+/// characters, and a resumed text would end elsewhere. It fails on some texts of a `stop`, and ignores `temperature`.
+const UNSUPPORTED_ATTRIBUTES: [&str; 3] = ["max_tokens", "stop", "temperature"];
+
+/// Refuses an unsupported attribute of a rule: its name is the first `length` bytes of `rest`, the end of `source`.
 fn check_attribute(field: &'static str, source: &str, rest: &str, length: usize) -> Result<()> {
     let (name, after) = rest.split_at(length);
     if !UNSUPPORTED_ATTRIBUTES.contains(&name) || !after.trim_start().starts_with('=') {

@@ -169,7 +169,7 @@ pub(crate) fn check_schema(field: &'static str, schema: &Value, place: &str) -> 
         too_many_properties(keywords)
             .or_else(|| misread_number(keywords))
             .or_else(|| dropped_character(keywords))
-            .or_else(|| operator(keywords))
+            .or_else(|| misread_class(keywords))
             .or_else(|| foreign(keywords))
             .or_else(base)
     });
@@ -432,16 +432,16 @@ fn patterns<'a>(keyword: &str, value: &'a Value) -> Vec<&'a str> {
     }
 }
 
-/// Finds a pattern with a class that the parser reads otherwise than ECMA-262: it has operators, and classes within a class.
-fn operator(keywords: &Map<String, Value>) -> Option<SchemaFault> {
+/// Finds a pattern with a class that the parser would not read as ECMA-262 does: it knows operators and classes within classes.
+fn misread_class(keywords: &Map<String, Value>) -> Option<SchemaFault> {
     keywords.iter().find_map(|(keyword, value)| {
         let bound = "classes in which &&, --, ~~, [ and a first ] are escaped";
-        let has_operator = patterns(keyword, value).into_iter().any(has_operator);
-        has_operator.then(|| SchemaFault::new(keyword, value, bound.to_owned()))
+        let is_misread = patterns(keyword, value).into_iter().any(has_misread_class);
+        is_misread.then(|| SchemaFault::new(keyword, value, bound.to_owned()))
     })
 }
 
-fn has_operator(pattern: &str) -> bool {
+fn has_misread_class(pattern: &str) -> bool {
     let mut is_class = false;
     let mut rest = pattern.chars().peekable();
     while let Some(character) = rest.next() {
@@ -541,9 +541,10 @@ pub(crate) fn find_fault(schema: &Value) -> Option<(String, String)> {
         let reference = if follows { r##""$ref":"#/$defs/whole"## } else { r##""reference":"#"## };
         serde_json::from_str::<Value>(&text.replace(r##""$ref":"#"##, reference)).ok()
     };
+    let whole = [false, true].map(|follows| redirected(schema, follows));
     let fault_of = |part: &Value, follows: bool| {
         let mut part = redirected(part, follows)?;
-        part.as_object_mut()?.insert("$defs".into(), json!({ "whole": redirected(schema, follows)? }));
+        part.as_object_mut()?.insert("$defs".into(), json!({ "whole": whole[usize::from(follows)].as_ref()? }));
         schema_fault(part)
     };
     let reason = schema_fault(schema.clone())?;

@@ -176,40 +176,37 @@ class Editor {
     if (this.reading) return;
     this.reading = new AbortController();
     const { signal } = this.reading;
-    const model = at("edit-model").value;
     for (let piece; this.session && (piece = this.nearest()); ) {
-      const { text } = this.session;
-      if (piece.isDone) {
-        piece.hasNear = await this.surprises.spell(model, text, piece, signal);
-        if (signal.aborted) return;
-        if (piece.hasNear) continue;
-        this.readSoon(RETRY_LAST);
-        break;
-      }
-      const start = piece.start + piece.read;
-      if (start < piece.end) {
-        const { scores, failed } = await this.session.answer(this.session.score(start, piece.end));
-        if (signal.aborted) return;
-        if (failed) {
-          this.fail(failed);
-          piece.isRefused = failed.code === "INVALID_ARGUMENT";
-          if (piece.isRefused) continue;
-          this.readSoon(RETRY_LAST);
-          break;
-        }
-        piece.add(readParts(text.slice(start, piece.end), bytesOf(text.slice(0, start)), scores));
-        this.draw();
-        this.count();
-      }
-      piece.isDone = await this.surprises.find(model, text, piece, signal);
+      const isAnswered = await this.readPiece(piece, signal);
       if (signal.aborted) return;
-      if (!piece.isDone) {
+      if (!isAnswered) {
         this.readSoon(RETRY_LAST);
         break;
       }
-      this.showProgress();
     }
     this.reading = null;
+  }
+
+  /** Lets the server read and check a piece, or spell the surprising words of one that is done. Resolves with false to try again later. */
+  async readPiece(piece, signal) {
+    const model = at("edit-model").value;
+    const { text } = this.session;
+    if (piece.isDone) return (piece.hasNear = await this.surprises.spell(model, text, piece, signal));
+    const start = piece.start + piece.read;
+    if (start < piece.end) {
+      const { scores, failed } = await this.session.answer(this.session.score(start, piece.end));
+      if (signal.aborted) return false;
+      if (failed) {
+        this.fail(failed);
+        return (piece.isRefused = failed.code === "INVALID_ARGUMENT");
+      }
+      piece.add(readParts(text.slice(start, piece.end), bytesOf(text.slice(0, start)), scores));
+      this.draw();
+      this.count();
+    }
+    piece.isDone = await this.surprises.find(model, text, piece, signal);
+    if (piece.isDone) this.showProgress();
+    return piece.isDone;
   }
 
   /** Returns the piece to read next; none if all around the view are done. Only in view are all surprising words spelled: that takes long. */

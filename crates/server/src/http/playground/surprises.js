@@ -93,12 +93,16 @@ class Surprises {
     this.changed();
   }
 
-  /** Asks the server which words of a piece are misspelt after those that it has checked. Returns null without an answer, such as from a busy server. */
+  /**
+   * Asks the server which words of a piece are misspelt after those that it has checked. Returns null without an answer, such as from a busy
+   * server. A refusal is final: it finds no words.
+   */
   async misspelt(model, text, piece, signal, rules) {
     let start = Math.max(0, piece.checked - CHECK_BEFORE);
     if (isLow(text.charCodeAt(start))) start += 1;
     const body = JSON.stringify({ model, text: text.slice(start, piece.end), alternatives: OFFERED, ...rules });
-    const answer = await ask("/v1/check", { method: "POST", body, signal }).then((response) => response.json()).catch(() => null);
+    const answer = await ask("/v1/check", { method: "POST", body, signal }).then((response) => response.json())
+      .catch((error) => (error instanceof RequestError && error.code ? { words: [] } : null));
     if (!answer || signal.aborted) return null;
     return answer.words.map((word) => ({ found: new OddWord(text, start + word.start_utf16, start + word.end_utf16), spellings: word.alternatives }));
   }

@@ -1094,14 +1094,16 @@ fn has_text(grammar: &CGrammar, checks_lexemes: bool) -> bool {
     }
 }
 
-/// Returns the reason in a parser's error, without the parser's own marks and the place of a panic, which is that of numbers that are
-/// too large for it.
+/// Returns the reason in a parser's error, without the parser's own marks, the place of a panic, which is that of numbers that are too
+/// large for it, and the lexer's count of its states.
 fn own_reason(reason: &str) -> String {
+    if reason.contains("with overflow") {
+        return "numbers whose least common multiple is too large".to_owned();
+    }
+    if reason.contains("too many states") {
+        return format!("a text that takes its patterns and numbers through {} states", LIMITS.max_lexer_states);
+    }
     let reason = reason.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
-    let reason = match reason.contains("with overflow") {
-        true => "numbers whose least common multiple is too large".to_owned(),
-        false => reason,
-    };
     clip(reason.trim(), REASON_BYTES)
 }
 
@@ -1987,6 +1989,20 @@ mod tests {
         assert!(take().is_err());
         let fresh = compiled.matcher().unwrap();
         assert!(!fresh.is_complete() && fresh.symbols().get(usize::from(b'z')));
+    }
+
+    #[test]
+    fn a_text_that_takes_the_lexer_through_too_many_states_is_refused() {
+        let compiled = bytes().compile(&Constraint::JsonSchema(r#"{"type": "integer", "multipleOf": 30000}"#.into()));
+        let mut matcher = compiled.unwrap().matcher().unwrap();
+        let mut take = |digit: u8| matcher.consume(u32::from(digit)).and_then(|()| matcher.update());
+        let error =
+            (1..5000).flat_map(|n: u32| n.to_string().into_bytes()).find_map(|digit| take(digit).err()).unwrap();
+        let found = "found a text that takes its patterns and numbers through 10000 states";
+        assert_eq!(
+            error.to_string(),
+            format!("constraint.json_schema: expected a schema that the server supports, {found}")
+        );
     }
 
     #[test]

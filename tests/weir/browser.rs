@@ -1305,8 +1305,14 @@ fn the_editor_underlines_surprising_words_and_offers_likelier_ones() {
     browser.evaluate(&format!("(editor.area.focus(), editor.area.setSelectionRange({place}, {place}), null)"));
     browser.keys("#editor", &format!("{ALT}\u{e006}"));
     browser.until("document.activeElement.closest('#fixes') !== null");
-    browser.evaluate("(document.activeElement.click(), null)");
+    browser.evaluate(
+        "(window.marked = editor.surprises.words.map(word => word.text), document.activeElement.click(), null)",
+    );
     assert!(value(&browser).contains("The government did not"), "{}", value(&browser));
+    // Other marks stay meanwhile.
+    let kept =
+        "editor.surprises.words.map(word => word.text).join() === marked.filter(word => word !== 'goverment').join()";
+    assert_eq!(browser.evaluate(kept), true);
     browser.until(&format!("editor.surprises.words.every(word => word.text !== 'goverment') && {SCORED}"));
     // The mouse shows a list too, and Escape closes it.
     browser.evaluate(
@@ -1384,7 +1390,7 @@ fn a_text_is_compressed_and_comes_back() {
     let large = "{ name: 'large', size: 5e6, arrayBuffer() { window.wasRead = true; return new ArrayBuffer(0); } }";
     browser.evaluate(&format!("(takeFile({large}), null)"));
     let refusal = "large has 5,000,000 bytes. This server takes at most 4,194,304 bytes in a request.";
-    browser.says("compress-status", refusal);
+    assert_eq!(browser.text("#file-refusal"), refusal);
     assert_eq!(browser.evaluate("window.wasRead === undefined"), true);
     // After a run the settings are folded from the start.
     browser.open("about:blank");

@@ -249,11 +249,12 @@ async function takeFile(file) {
   try {
     checkSize(file.name, file.size, at("compress-model").value);
   } catch (error) {
-    compressing.showStatus(error.message, true);
-    // What is compressed is still the text.
+    // The status is that of a run, which may go on. What is compressed is still the text.
+    at("file-refusal").textContent = error.message;
     at("source-input").value = "";
     return;
   }
+  at("file-refusal").textContent = "";
   const bytes = new Uint8Array(await file.arrayBuffer());
   let text = "";
   try {
@@ -273,7 +274,7 @@ const compressing = new Task({ form: "compress-form", go: "compress-go", halt: "
 at("source-input").addEventListener("change", () => takeFile(at("source-input").files[0]));
 at("source").addEventListener("input", () => {
   sourceFile = null;
-  at("source-file").textContent = "";
+  at("source-file").textContent = at("file-refusal").textContent = "";
   at("compress-go").textContent = "Compress";
 });
 for (const kind of ["dragover", "drop"]) {

@@ -81,7 +81,7 @@ class Editor {
   open(signal) {
     return new Promise((ended) => {
       this.pieces = [];
-      this.surprises.change(0, Infinity, 0);
+      this.surprises.show([]);
       const opened = (message) => {
         editing.showStatus("Connected. The document is open on the server.");
         // What was typed since.
@@ -133,7 +133,7 @@ class Editor {
     for (const piece of rest) piece.move(grown);
     this.pieces = [...this.pieces.slice(0, first), ...next, ...rest];
     for (const piece of this.pieces) piece.isRefused = false;
-    this.surprises.change(start, until, grown);
+    this.surprises.change(start, end, grown);
   }
 
   /** Keeps the completions that begin with what was typed, until the server's next ones arrive. */

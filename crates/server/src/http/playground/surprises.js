@@ -23,8 +23,12 @@ class OddWord {
     this.completions = null;
   }
 
-  /** Returns the likelier words, the best first: those with the probability of the whole word and of its end. */
+  /**
+   * Returns the likelier words, the best first: those with the probability of the whole word and of its end. There are none until the server
+   * has looked for other spellings, because the likeliest ends of a misspelt word spell no word.
+   */
   get alternatives() {
+    if (!this.spellings.length && !this.near) return [];
     const likely = [...(this.near || []), ...(this.completions || [])].sort((a, b) => b.logprob - a.logprob);
     const others = [...this.spellings, ...likely].map((other) => other.text).filter((other) => other !== this.text);
     return [...new Set(others)].slice(0, OFFERED);
@@ -53,7 +57,7 @@ class Surprises {
     const isKept = (word) => word.spellings.length || word.start < piece.start || piece.end <= word.start;
     this.show([...words, ...this.words.filter((word) => isKept(word) && !words.includes(word))]);
     await Promise.all(words.map((word) => this.expect(word)));
-    return !signal.aborted && this.check(model, text, piece, signal);
+    return !signal.aborted && this.check(model, text, piece, words, signal);
   }
 
   /** Returns the words with the most surprising characters, and these characters' places. */
@@ -107,11 +111,13 @@ class Surprises {
     return answer.words.map((word) => ({ found: new OddWord(text, start + word.start_utf16, start + word.end_utf16), spellings: word.alternatives }));
   }
 
-  /** Marks the misspelt words of a piece. Resolves with false if the server did not check it. */
-  async check(model, text, piece, signal) {
+  /** Marks the misspelt words of a piece, next to its words with surprising bits. Resolves with false if the server did not check it. */
+  async check(model, text, piece, improbable, signal) {
     const answer = await this.misspelt(model, text, piece, signal, {});
     if (!answer) return false;
-    const words = [...this.words];
+    const isOld = (word) => piece.checked <= word.start && word.start < piece.end;
+    const words = this.words.filter((word) => !isOld(word) || improbable.includes(word));
+    for (const word of words.filter(isOld)) word.spellings = [];
     for (const { found, spellings } of answer) {
       // A word at the end may not be complete, nor may one at the end of a piece of a text without white space.
       const isCut = found.end === text.length || (found.end === piece.end && /^\p{L}/u.test(text.slice(found.end, found.end + 2)));
@@ -145,10 +151,10 @@ class Surprises {
     this.changed();
   }
 
-  /** Drops the words of a range, which a change may have made wrong, and moves those after it. */
+  /** Drops the words that a change has touched, and moves those after it. They stay until the server has checked them again. */
   change(start, end, distance) {
-    const kept = this.words.filter((word) => word.end < start || end <= word.start);
-    for (const word of kept.filter((word) => end <= word.start)) {
+    const kept = this.words.filter((word) => word.end < start || end < word.start);
+    for (const word of kept.filter((word) => end < word.start)) {
       word.start += distance;
       word.end += distance;
     }

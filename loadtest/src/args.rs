@@ -10,7 +10,7 @@ use std::{path::PathBuf, time::Duration};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep};
 use weir_client::connection::{Client, ConnectError, ServerEndpoint};
-use weir_client::flags::{ApiKeyArgs, TlsArgs};
+use weir_client::flags::{ADDRESS, AddressArgs, ApiKeyArgs, DEFAULT_ADDRESS, TlsArgs};
 use weir_measure::format;
 
 const MAX_REQUESTS: u64 = 100_000_000;
@@ -87,14 +87,11 @@ pub(crate) fn check_rate(field: &str, rate: f64) -> Result<()> {
 /// Pause before connecting again to an unreachable server.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 const MAX_THREADS: usize = 256;
-/// The address of a server that `weir serve` starts without settings.
-const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServerArgs {
-    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
-    #[arg(value_name = "ADDRESS", default_value = DEFAULT_ADDRESS, env = "WEIR_SERVER")]
-    address: String,
+    #[command(flatten)]
+    address: AddressArgs,
     #[command(flatten)]
     api_key: ApiKeyArgs,
     #[command(flatten)]
@@ -110,7 +107,8 @@ pub(crate) struct ServerArgs {
 impl ServerArgs {
     /// Checks the options, and reads keys and certificates.
     pub(crate) fn endpoint(&self) -> Result<ServerEndpoint> {
-        let endpoint = self.tls.endpoint("ADDRESS", &self.address).map_err(Error::Setting)?;
+        let (name, address) = self.address.given().map_err(Error::Setting)?.unwrap_or((ADDRESS, DEFAULT_ADDRESS));
+        let endpoint = self.tls.endpoint(name, address).map_err(Error::Setting)?;
         Ok(ServerEndpoint { key: self.api_key.key().map_err(Error::Setting)?, ..endpoint })
     }
 

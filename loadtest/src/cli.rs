@@ -15,7 +15,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode, time::Duration};
 use weir_client::flags::{FlagOrigins, without_empty};
 
-/// Load tester for weir's gRPC API: measures latency as clients see it, and the gain of one model over another.
+/// Load tester for weir's gRPC API, by default at 127.0.0.1:50051: measures latency as clients see it, and the gain of one model over
+/// another.
 #[derive(Debug, Parser)]
 #[command(name = "weir-loadtest", version, propagate_version = true, max_term_width = 120)]
 struct Cli {

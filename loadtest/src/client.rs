@@ -195,7 +195,7 @@ impl CalibrationSummary {
     pub fn describe(&self) -> String {
         let spread = weir_measure::format::digits(self.spread * 100.0);
         let table = format!(
-            "each step timed at least {} times, spread {spread} % (interquartile range divided by median)",
+            "timings of each step: at least {}, spread {spread} % (interquartile range divided by median)",
             self.fewest_samples
         );
         match &self.doubt {

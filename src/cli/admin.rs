@@ -1,15 +1,11 @@
 //! `weir admin`: loads and unloads models of a running server.
 
-use crate::cli::{
-    flag_names::with_flag,
-    model::{ADDRESS, AddressArgs, SERVER, runtime},
-    output,
-};
+use crate::cli::{flag_names::with_flag, model::runtime, output};
 use clap::{ArgMatches, Command, FromArgMatches};
 use serde_json::{Value, json};
 use weir_client::{
     connection::{Client, ServerEndpoint},
-    flags::{FlagNames, SecretFlags, SecretSource, TlsArgs, both_given},
+    flags::{ADDRESS, AddressArgs, FlagNames, SERVER, SecretFlags, SecretSource, TlsArgs, both_given},
 };
 use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{ModelGeneration, model_generation::State};
@@ -123,7 +119,7 @@ impl Server {
         };
         let token = token.map_err(Error::Setting)?;
         let missing = || Error::Setting(format!("{ADDRESS} or {SERVER}: expected the address of a server, found none"));
-        let (argument, address) = self.address.given()?.ok_or_else(missing)?;
+        let (argument, address) = self.address.given().map_err(Error::Setting)?.ok_or_else(missing)?;
         let endpoint = self.tls.endpoint(argument, address).map_err(Error::Setting)?;
         ServerEndpoint { key: Some(token.value()), ..endpoint }.connect().await
     }

@@ -20,7 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use weir_client::{
     calls::MessageStream,
     connection::{Client, ServerEndpoint},
-    flags::{ApiKeyArgs, TlsArgs, is_on_command_line},
+    flags::{ApiKeyArgs, SERVER, TlsArgs},
 };
 use weir_engine::{Handle, Limits, speculation::Speculation};
 use weir_kernels::{
@@ -342,43 +342,6 @@ fn names_in(models: &Path) -> Vec<String> {
     names.sort();
     names
 }
-
-/// The name of an argument that is a server's address.
-pub(super) const ADDRESS: &str = "ADDRESS";
-
-/// The flag of a server's address.
-pub(super) const SERVER: &str = "--server";
-
-/// The address of a server as an argument or as a flag.
-#[derive(Debug, Clone, clap::Args)]
-pub(super) struct AddressArgs {
-    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
-    #[arg(value_name = ADDRESS)]
-    address: Option<String>,
-    /// Server address, in place of the argument.
-    #[arg(long, value_name = ADDRESS, env = "WEIR_SERVER")]
-    server: Option<String>,
-}
-
-impl AddressArgs {
-    /// Returns the address with the name of what gives it. The argument comes before the variable. Fails if the flag is there as well.
-    pub(super) fn given(&self) -> Result<Option<(&'static str, &str)>> {
-        if self.address.is_some() && is_on_command_line(SERVER) {
-            return Err(Error::Setting(format!("{SERVER}: expected no value next to {ADDRESS}, found one")));
-        }
-        let argument = self.address.as_deref().map(|address| (ADDRESS, address));
-        Ok(argument.or_else(|| self.server.as_deref().map(|address| (SERVER, address))))
-    }
-
-    /// Takes the argument if it is the next one: next to the flag, and next to its variable if it can be no address.
-    pub(super) fn take_other(&mut self) -> Option<String> {
-        let has_server = self.server.is_some();
-        self.address.take_if(|address| is_on_command_line(SERVER) || (has_server && !address.contains(':')))
-    }
-}
-
-/// The address of a server that `weir serve` starts without settings.
-pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
 
 /// Starts the runtime that network calls run on, on half of the cores: with two threads on two cores, each message wakes both.
 pub(super) fn runtime() -> Result<Runtime> {

@@ -1,11 +1,11 @@
 //! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
-use crate::cli::model::{ADDRESS, AddressArgs, DEFAULT_ADDRESS, runtime};
+use crate::cli::model::runtime;
 use crate::cli::output;
 use serde_json::{Value, json};
 use std::fmt::{self, Write};
 use weir_client::connection::{ServerEndpoint, TIMEOUT};
-use weir_client::flags::{ApiKeyArgs, TlsArgs};
+use weir_client::flags::{ADDRESS, AddressArgs, ApiKeyArgs, DEFAULT_ADDRESS, TlsArgs};
 use weir_kernels::error::{Error, Result};
 use weir_measure::format;
 use weir_proto::v1::{
@@ -53,7 +53,7 @@ pub fn run(args: Args) -> Result<()> {
         WindowArg::Reset => ReportWindow::SinceReset,
         WindowArg::Minute => ReportWindow::LastMinute,
     };
-    let (argument, address) = address.given()?.unwrap_or((ADDRESS, DEFAULT_ADDRESS));
+    let (argument, address) = address.given().map_err(Error::Setting)?.unwrap_or((ADDRESS, DEFAULT_ADDRESS));
     let server = ServerEndpoint { key, ..tls.endpoint(argument, address).map_err(Error::Setting)? };
     let models = runtime()?.block_on(async {
         let client = server.connect().await?;
@@ -222,7 +222,7 @@ fn write_calibration(out: &mut String, calibration: &Calibration) -> fmt::Result
     let Calibration { took_ns, fewest_samples, spread, .. } = calibration;
     writeln!(
         out,
-        "  calibration: took {}; each step timed at least {fewest_samples} times; spread {} (interquartile range ÷ median of \
+        "  calibration: took {}; timings of each step: at least {fewest_samples}; spread {} (interquartile range ÷ median of \
          whole steps)",
         time(*took_ns),
         percent(*spread)

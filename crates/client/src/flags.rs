@@ -1,4 +1,4 @@
-//! Flags of a command that calls a server: the API key, TLS files, and pairs of flags for a secret and the file that contains it. Also
+//! Flags of a command that calls a server: its address, the API key, TLS files, and pairs of flags for a secret and the file that contains it. Also
 //! what both programs do with any command line: empty variables, and the variable behind a value in their own errors.
 
 use crate::address;
@@ -101,6 +101,46 @@ pub struct TlsArgs {
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY")]
     tls_client_key: Option<PathBuf>,
 }
+
+/// The name of an argument that is a server's address.
+pub const ADDRESS: &str = "ADDRESS";
+
+/// The flag of a server's address.
+pub const SERVER: &str = "--server";
+
+/// The address of a server as an argument or as a flag.
+#[derive(Debug, Clone, clap::Args)]
+pub struct AddressArgs {
+    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
+    #[arg(value_name = ADDRESS)]
+    address: Option<String>,
+    /// Server address, in place of the argument.
+    #[arg(long, value_name = ADDRESS, env = "WEIR_SERVER")]
+    server: Option<String>,
+}
+
+impl AddressArgs {
+    /// Returns the address with the name of what gives it. The argument comes before the variable.
+    ///
+    /// # Errors
+    /// The flag is there as well as the argument.
+    pub fn given(&self) -> Result<Option<(&'static str, &str)>, String> {
+        if self.address.is_some() && is_on_command_line(SERVER) {
+            return Err(format!("{SERVER}: expected no value next to {ADDRESS}, found one"));
+        }
+        let argument = self.address.as_deref().map(|address| (ADDRESS, address));
+        Ok(argument.or_else(|| self.server.as_deref().map(|address| (SERVER, address))))
+    }
+
+    /// Takes the argument if it is the next one: next to the flag, and next to its variable if it can be no address.
+    pub fn take_other(&mut self) -> Option<String> {
+        let has_server = self.server.is_some();
+        self.address.take_if(|address| is_on_command_line(SERVER) || (has_server && !address.contains(':')))
+    }
+}
+
+/// The address of a server that `weir serve` starts without settings.
+pub const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
 
 /// Returns true if an argument of this program is this flag.
 pub fn is_on_command_line(flag: &str) -> bool {

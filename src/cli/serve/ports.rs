@@ -541,11 +541,9 @@ impl OperationsArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{
-        model::DEFAULT_ADDRESS,
-        serve::ports::{GRPC, OptionalPort, PortState, ReservedPort},
-    };
+    use crate::cli::serve::ports::{GRPC, OptionalPort, PortState, ReservedPort};
     use std::net::{Ipv4Addr, TcpStream};
+    use weir_client::flags::DEFAULT_ADDRESS;
 
     #[test]
     fn commands_call_the_default_server() {

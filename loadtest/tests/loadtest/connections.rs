@@ -69,7 +69,7 @@ fn serve_tls(certificates: &TlsFiles) -> (String, Runtime) {
 /// Runs a measurement with these flags and this key. Returns its stdout if it succeeded, its stderr if not.
 fn measure(address: &str, flags: &str, key: Option<&str>) -> Result<String, String> {
     let fixed = "--requests 6 --warm-up 0s --output-chars 4 --json - --concurrency 2";
-    let mut command = command(format!("run {address} {fixed} {flags}").split_whitespace());
+    let mut command = command(format!("run --server {address} {fixed} {flags}").split_whitespace());
     for name in ["WEIR_API_KEY", "WEIR_API_KEY_FILE", "WEIR_TLS_CA", "WEIR_TLS_CLIENT_CERT", "WEIR_TLS_CLIENT_KEY"] {
         command.env_remove(name);
     }

@@ -1313,6 +1313,8 @@ fn the_editor_underlines_surprising_words_and_offers_likelier_ones() {
     let kept =
         "editor.surprises.words.map(word => word.text).join() === marked.filter(word => word !== 'goverment').join()";
     assert_eq!(browser.evaluate(kept), true);
+    // Most words have three likelier ones.
+    browser.until("editor.surprises.words.filter(word => word.alternatives.length === 3).length > editor.surprises.words.length / 2");
     browser.until(&format!("editor.surprises.words.every(word => word.text !== 'goverment') && {SCORED}"));
     // The mouse shows a list too, and Escape closes it.
     browser.evaluate(

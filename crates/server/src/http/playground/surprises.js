@@ -15,12 +15,27 @@ class OddWord {
     this.start = start;
     this.end = end;
     this.text = text.slice(start, end);
+    // What was typed before the most surprising character, with its probability, and the probability of the word.
+    this.typed = null;
+    this.logprob = 0;
     // Other spellings, if the word is misspelt.
     this.spellings = [];
-    // Other spellings of a word with surprising bits, and words that the model expected from the surprising character on; null until
-    // the server has looked for them.
+    // Other spellings of a word with surprising bits, and words that the model expected from the most surprising character on; null
+    // until the server has looked for them.
     this.near = null;
     this.completions = null;
+  }
+
+  /** Measures the word by the bits of characters, by their places. Returns how far it is beyond those that are not surprising. */
+  measure(bits) {
+    const places = Array.from(this.text, (_, offset) => this.start + offset).filter((place) => bits.has(place));
+    const excess = (place) => bits.get(place) - (place === this.start ? ODD_FIRST : ODD_REST);
+    const logprob = (places) => -Math.LN2 * places.reduce((sum, place) => sum + bits.get(place), 0);
+    if (!places.length) return -Infinity;
+    const most = places.reduce((most, place) => (excess(place) > excess(most) ? place : most));
+    this.typed = { text: this.text.slice(0, most - this.start), logprob: logprob(places.filter((place) => place < most)) };
+    this.logprob = logprob(places);
+    return excess(most);
   }
 
   /**
@@ -29,10 +44,22 @@ class OddWord {
    */
   get alternatives() {
     if (!this.spellings.length && !this.near) return [];
-    const likely = [...(this.near || []), ...(this.completions || [])].sort((a, b) => b.logprob - a.logprob);
+    const ends = (this.completions || []).filter(({ logprob }) => logprob > this.logprob);
+    const likely = [...(this.near || []), ...ends].sort((a, b) => b.logprob - a.logprob);
     const others = [...this.spellings, ...likely].map((other) => other.text).filter((other) => other !== this.text);
     return [...new Set(others)].slice(0, OFFERED);
   }
+}
+
+/** Returns the bits of a piece's characters by their places. */
+function bitsOf(piece) {
+  const bits = new Map();
+  let place = piece.start;
+  for (const part of piece.parts) {
+    if (part.bits !== null) bits.set(place, part.bits);
+    place += part.length;
+  }
+  return bits;
 }
 
 /** Returns true for a capital within a sentence: names are surprising, and right. */
@@ -62,12 +89,8 @@ class Surprises {
 
   /** Returns the words with the most surprising characters, and these characters' places. */
   improbable(text, piece) {
-    const bits = new Map();
-    let end = piece.start;
-    for (const part of piece.parts) {
-      if (part.bits !== null) bits.set(end, part.bits);
-      end += part.length;
-    }
+    const bits = bitsOf(piece);
+    const end = piece.start + piece.read;
     const found = [];
     for (const { 0: { length }, index } of text.slice(piece.start, piece.end).matchAll(/\p{L}[\p{L}\p{M}'’]+/gu)) {
       const start = piece.start + index;
@@ -75,19 +98,14 @@ class Surprises {
       if (start + length >= end) break;
       // Only another spelling that is far more probable marks a name.
       if (isName(text, start)) continue;
-      const places = Array.from({ length }, (_, offset) => start + offset).filter((place) => bits.has(place));
-      const excess = (place) => bits.get(place) - (place === start ? ODD_FIRST : ODD_REST);
-      const place = places.reduce((most, place) => (excess(place) > excess(most) ? place : most), places[0]);
-      if (place === undefined || excess(place) < 0) continue;
-      const typed = places.filter((other) => other < place).reduce((sum, other) => sum + bits.get(other), 0);
       const word = new OddWord(text, start, start + length);
-      word.typed = { text: text.slice(start, place), logprob: -typed * Math.LN2 };
-      found.push({ word, excess: excess(place) });
+      const excess = word.measure(bits);
+      if (excess >= 0) found.push({ word, excess });
     }
     return found.sort((a, b) => b.excess - a.excess).slice(0, MAX_ODD).map(({ word }) => word);
   }
 
-  /** Asks what the model expected from the surprising character of a word on. Nothing predicts the first character of the text. */
+  /** Asks what the model expected from the most surprising character of a word on. Nothing predicts the first character of the text. */
   async expect(word) {
     const { text, logprob } = word.typed || {};
     if (word.completions || text === undefined || word.start + text.length === 0) return;
@@ -118,17 +136,22 @@ class Surprises {
     const isOld = (word) => piece.checked <= word.start && word.start < piece.end;
     const words = this.words.filter((word) => !isOld(word) || improbable.includes(word));
     for (const word of words.filter(isOld)) word.spellings = [];
+    const bits = bitsOf(piece);
     for (const { found, spellings } of answer) {
       // A word at the end may not be complete, nor may one at the end of a piece of a text without white space.
       const isCut = found.end === text.length || (found.end === piece.end && /^\p{L}/u.test(text.slice(found.end, found.end + 2)));
       if (found.start < piece.checked || isCut) continue;
       const word = words.find((word) => word.start === found.start) || found;
       word.spellings = spellings;
-      if (word === found) words.push(word);
+      if (word === found) {
+        word.measure(bits);
+        words.push(word);
+      }
     }
     const [last] = /[\p{L}\p{M}'’]*$/u.exec(text.slice(Math.max(piece.start, piece.end - MAX_BEGINNING), piece.end));
     piece.checked = piece.end - last.length;
     this.show(words);
+    await Promise.all(words.filter((word) => word.spellings.length).map((word) => this.expect(word)));
     return true;
   }
 

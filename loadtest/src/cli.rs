@@ -547,8 +547,17 @@ mod tests {
         flags(&Cli::command(), "", &mut all);
         assert!(all.len() > 50, "only {} flags found", all.len());
         // flags that stay the same across measurements can be set in the environment
-        let settable =
-            ["api-key", "api-key-file", "tls-ca", "tls-client-cert", "tls-client-key", "timeout", "threads", "note"];
+        let settable = [
+            "server",
+            "api-key",
+            "api-key-file",
+            "tls-ca",
+            "tls-client-cert",
+            "tls-client-key",
+            "timeout",
+            "threads",
+            "note",
+        ];
         let mut wrong = Vec::new();
         for (path, flag) in &all {
             let long = flag.get_long().unwrap_or_default();

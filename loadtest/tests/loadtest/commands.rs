@@ -162,7 +162,7 @@ fn an_estimate_is_compared_with_the_measured_gain() {
     let served = serve(vec![script("plain"), pooled(1e6, 0.02)]);
     let output = served.run("compare @ --models plain,pooled --rounds 4 --output-chars 8");
     let stdout = String::from_utf8(output.stdout).unwrap();
-    let expected = "calibration of the ESTIMATED gains: each step timed at least 31 times, spread 2.00 %";
+    let expected = "calibration of the ESTIMATED gains: timings of each step: at least 31, spread 2.00 %";
     assert!(stdout.contains(expected) && stdout.contains("pooled: total: the ESTIMATED gain is +"), "{stdout}");
     // a calibration that the server itself doubts is marked
     let served = serve(vec![script("plain"), pooled(3.0, 0.63)]);

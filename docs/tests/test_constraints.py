@@ -39,7 +39,7 @@ SCHEMAS = 300
 # keywords with which a schema can be refused although it is valid
 REFUSED = ("oneOf", "allOf", "patternProperties", "$ref", "multipleOf")
 MAX_CHARS = 1500
-# of a case: each digit of a multiple takes ten states of the lexer, which has 10,000
+# limit of a case's text: each digit of a multiple adds ten states to the lexer, which has at most 10,000
 CASE_CHARS = 500
 
 

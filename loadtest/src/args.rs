@@ -10,7 +10,7 @@ use std::{path::PathBuf, time::Duration};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep};
 use weir_client::connection::{Client, ConnectError, ServerEndpoint};
-use weir_client::flags::{ADDRESS, AddressArgs, ApiKeyArgs, DEFAULT_ADDRESS, TlsArgs};
+use weir_client::flags::{AddressArgs, ApiKeyArgs, TlsArgs};
 use weir_measure::format;
 
 const MAX_REQUESTS: u64 = 100_000_000;
@@ -107,7 +107,7 @@ pub(crate) struct ServerArgs {
 impl ServerArgs {
     /// Checks the options, and reads keys and certificates.
     pub(crate) fn endpoint(&self) -> Result<ServerEndpoint> {
-        let (name, address) = self.address.given().map_err(Error::Setting)?.unwrap_or((ADDRESS, DEFAULT_ADDRESS));
+        let (name, address) = self.address.or_default().map_err(Error::Setting)?;
         let endpoint = self.tls.endpoint(name, address).map_err(Error::Setting)?;
         Ok(ServerEndpoint { key: self.api_key.key().map_err(Error::Setting)?, ..endpoint })
     }

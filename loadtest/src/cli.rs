@@ -15,8 +15,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode, time::Duration};
 use weir_client::flags::{FlagOrigins, without_empty};
 
-/// Load tester for weir's gRPC API, by default at 127.0.0.1:50051: measures latency as clients see it, and the gain of one model over
-/// another.
+/// Load tester for weir's gRPC API: measures latency as clients see it, and the gain of one model over another.
 #[derive(Debug, Parser)]
 #[command(name = "weir-loadtest", version, propagate_version = true, max_term_width = 120)]
 struct Cli {
@@ -26,13 +25,15 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure one load: a closed loop (--concurrency) or an open one (--rate).
+    /// Measure one load of a server, by default at 127.0.0.1:50051: a closed loop (--concurrency) or an open one (--rate).
     Run(RunArgs),
-    /// Measure several loads: closed loops of growing concurrency, or open loops of growing rate up to the knee.
+    /// Measure several loads of a server, by default at 127.0.0.1:50051: closed loops of growing concurrency, or open loops of
+    /// growing rate up to the knee.
     Sweep(SweepArgs),
-    /// Compare models of one server request by request: measured gain with its confidence interval.
+    /// Compare models of one server, by default at 127.0.0.1:50051, request by request: measured gain with its confidence interval.
     Compare(CompareArgs),
-    /// Measure everything for every model of a server: batch-size curve, knee, a run below it, comparison.
+    /// Measure everything for every model of a server, by default at 127.0.0.1:50051: batch-size curve, knee, a run below it,
+    /// comparison.
     Report(ReportArgs),
     /// Draw saved measurements again, as table or Markdown.
     Draw(DrawArgs),

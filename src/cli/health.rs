@@ -1,7 +1,7 @@
 //! `weir health`: checks that a server is healthy, for orchestrators and scripts.
 
 use crate::cli::model::runtime;
-use weir_client::flags::{ADDRESS, AddressArgs, DEFAULT_ADDRESS, TlsArgs};
+use weir_client::flags::{AddressArgs, TlsArgs};
 use weir_kernels::error::{Error, Result};
 
 /// Calls the health service of a server, by default at 127.0.0.1:50051. The exit code is 0 if the answer is SERVING.
@@ -19,7 +19,7 @@ pub struct Args {
 /// Runs the command. Fails if the server cannot be reached or does not answer SERVING.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, service, tls } = args;
-    let (name, address) = address.given().map_err(Error::Setting)?.unwrap_or((ADDRESS, DEFAULT_ADDRESS));
+    let (name, address) = address.or_default().map_err(Error::Setting)?;
     let server = tls.endpoint(name, address).map_err(Error::Setting)?;
     if runtime()?.block_on(async { server.connect().await?.is_serving(&service).await })? {
         return Ok(());

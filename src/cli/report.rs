@@ -5,7 +5,7 @@ use crate::cli::output;
 use serde_json::{Value, json};
 use std::fmt::{self, Write};
 use weir_client::connection::{ServerEndpoint, TIMEOUT};
-use weir_client::flags::{ADDRESS, AddressArgs, ApiKeyArgs, DEFAULT_ADDRESS, TlsArgs};
+use weir_client::flags::{AddressArgs, ApiKeyArgs, TlsArgs};
 use weir_kernels::error::{Error, Result};
 use weir_measure::format;
 use weir_proto::v1::{
@@ -53,7 +53,7 @@ pub fn run(args: Args) -> Result<()> {
         WindowArg::Reset => ReportWindow::SinceReset,
         WindowArg::Minute => ReportWindow::LastMinute,
     };
-    let (argument, address) = address.given().map_err(Error::Setting)?.unwrap_or((ADDRESS, DEFAULT_ADDRESS));
+    let (argument, address) = address.or_default().map_err(Error::Setting)?;
     let server = ServerEndpoint { key, ..tls.endpoint(argument, address).map_err(Error::Setting)? };
     let models = runtime()?.block_on(async {
         let client = server.connect().await?;

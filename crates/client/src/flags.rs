@@ -1,5 +1,5 @@
-//! Flags of a command that calls a server: its address, the API key, TLS files, and pairs of flags for a secret and the file that contains it. Also
-//! what both programs do with any command line: empty variables, and the variable behind a value in their own errors.
+//! Flags of a command that calls a server: its address, the API key, TLS files, and pairs of flags for a secret and the file that
+//! contains it. Also what both programs do with any command line: empty variables, and the variable behind a value in their own errors.
 
 use crate::address;
 use crate::connection::ServerEndpoint;
@@ -88,20 +88,6 @@ fn checked(origin: &str, key: &str, empty: &str) -> Result<String, String> {
     }
 }
 
-/// TLS flags, for an address that begins with `https://`.
-#[derive(Debug, Clone, clap::Args)]
-pub struct TlsArgs {
-    /// PEM file with the certificate authorities that may have signed the server's certificate; required for https://.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CA")]
-    tls_ca: Option<PathBuf>,
-    /// PEM file with the client certificate and its chain, for a server that requires one.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CERT")]
-    tls_client_cert: Option<PathBuf>,
-    /// PEM file with the client certificate's private key.
-    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY")]
-    tls_client_key: Option<PathBuf>,
-}
-
 /// The name of an argument that is a server's address.
 pub const ADDRESS: &str = "ADDRESS";
 
@@ -123,13 +109,21 @@ impl AddressArgs {
     /// Returns the address with the name of what gives it. The argument comes before the variable.
     ///
     /// # Errors
-    /// The flag is there as well as the argument.
+    /// Both the argument and the flag are given.
     pub fn given(&self) -> Result<Option<(&'static str, &str)>, String> {
         if self.address.is_some() && is_on_command_line(SERVER) {
             return Err(format!("{SERVER}: expected no value next to {ADDRESS}, found one"));
         }
         let argument = self.address.as_deref().map(|address| (ADDRESS, address));
         Ok(argument.or_else(|| self.server.as_deref().map(|address| (SERVER, address))))
+    }
+
+    /// Returns the address, or that of a server without settings, with the name of what gives it.
+    ///
+    /// # Errors
+    /// Both the argument and the flag are given.
+    pub fn or_default(&self) -> Result<(&'static str, &str), String> {
+        Ok(self.given()?.unwrap_or((ADDRESS, DEFAULT_ADDRESS)))
     }
 
     /// Takes the argument if it is the next one: next to the flag, and next to its variable if it can be no address.
@@ -141,6 +135,20 @@ impl AddressArgs {
 
 /// The address of a server that `weir serve` starts without settings.
 pub const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
+
+/// TLS flags, for an address that begins with `https://`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TlsArgs {
+    /// PEM file with the certificate authorities that may have signed the server's certificate; required for https://.
+    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CA")]
+    tls_ca: Option<PathBuf>,
+    /// PEM file with the client certificate and its chain, for a server that requires one.
+    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CERT")]
+    tls_client_cert: Option<PathBuf>,
+    /// PEM file with the client certificate's private key.
+    #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY")]
+    tls_client_key: Option<PathBuf>,
+}
 
 /// Returns true if an argument of this program is this flag.
 pub fn is_on_command_line(flag: &str) -> bool {

@@ -1094,16 +1094,16 @@ fn has_text(grammar: &CGrammar, checks_lexemes: bool) -> bool {
     }
 }
 
-/// Returns the reason in a parser's error, without the parser's own marks, the place of a panic, which is that of numbers that are too
-/// large for it, and the lexer's count of its states.
+/// Returns the reason in a parser's error without the parser's own marks. Says in other words that numbers overflow, which is a panic,
+/// and that the lexer has too many states.
 fn own_reason(reason: &str) -> String {
+    let reason = reason.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
     if reason.contains("with overflow") {
         return "numbers whose least common multiple is too large".to_owned();
     }
-    if reason.contains("too many states") {
+    if reason.starts_with("lexer error: too many states: ") {
         return format!("a text that takes its patterns and numbers through {} states", LIMITS.max_lexer_states);
     }
-    let reason = reason.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
     clip(reason.trim(), REASON_BYTES)
 }
 

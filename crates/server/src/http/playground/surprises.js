@@ -26,9 +26,9 @@ class OddWord {
     this.completions = null;
   }
 
-  /** Measures the word by the bits of characters, by their places. Returns how far it is beyond those that are not surprising. */
+  /** Measures the word by the bits of the characters at each place. Returns the bits by which the most surprising one exceeds its limit. */
   measure(bits) {
-    const places = Array.from(this.text, (_, offset) => this.start + offset).filter((place) => bits.has(place));
+    const places = Array.from({ length: this.text.length }, (_, offset) => this.start + offset).filter((place) => bits.has(place));
     const excess = (place) => bits.get(place) - (place === this.start ? ODD_FIRST : ODD_REST);
     const logprob = (places) => -Math.LN2 * places.reduce((sum, place) => sum + bits.get(place), 0);
     if (!places.length) return -Infinity;
@@ -38,9 +38,15 @@ class OddWord {
     return excess(most);
   }
 
+  /** Takes over a newer measurement. What the server found for another one no longer counts. */
+  update({ typed, logprob }) {
+    if (logprob !== this.logprob) Object.assign(this, { typed, logprob, near: null, completions: null });
+    return this;
+  }
+
   /**
-   * Returns the likelier words, the best first: those with the probability of the whole word and of its end. There are none until the server
-   * has looked for other spellings, because the likeliest ends of a misspelt word spell no word.
+   * Returns other spellings, then the words that the model expected, by probability. There are none until the server has looked for other
+   * spellings, because completing the beginning of a misspelt word rarely gives a word.
    */
   get alternatives() {
     if (!this.spellings.length && !this.near) return [];
@@ -80,14 +86,14 @@ class Surprises {
    */
   async find(model, text, piece, signal) {
     const known = new Map(this.words.map((word) => [word.start, word]));
-    const words = this.improbable(text, piece).map((word) => known.get(word.start) || word);
+    const words = this.improbable(text, piece).map((word) => known.get(word.start)?.update(word) ?? word);
     const isKept = (word) => word.spellings.length || word.start < piece.start || piece.end <= word.start;
     this.show([...words, ...this.words.filter((word) => isKept(word) && !words.includes(word))]);
     await Promise.all(words.map((word) => this.expect(word)));
     return !signal.aborted && this.check(model, text, piece, words, signal);
   }
 
-  /** Returns the words with the most surprising characters, and these characters' places. */
+  /** Returns the words with the most surprising characters. */
   improbable(text, piece) {
     const bits = bitsOf(piece);
     const end = piece.start + piece.read;
@@ -134,24 +140,25 @@ class Surprises {
     const answer = await this.misspelt(model, text, piece, signal, {});
     if (!answer) return false;
     const isOld = (word) => piece.checked <= word.start && word.start < piece.end;
+    const old = this.words.filter(isOld);
+    for (const word of old) word.spellings = [];
     const words = this.words.filter((word) => !isOld(word) || improbable.includes(word));
-    for (const word of words.filter(isOld)) word.spellings = [];
+    const misspelt = [];
     const bits = bitsOf(piece);
     for (const { found, spellings } of answer) {
       // A word at the end may not be complete, nor may one at the end of a piece of a text without white space.
       const isCut = found.end === text.length || (found.end === piece.end && /^\p{L}/u.test(text.slice(found.end, found.end + 2)));
       if (found.start < piece.checked || isCut) continue;
-      const word = words.find((word) => word.start === found.start) || found;
+      found.measure(bits);
+      const word = old.find((word) => word.start === found.start)?.update(found) ?? found;
       word.spellings = spellings;
-      if (word === found) {
-        word.measure(bits);
-        words.push(word);
-      }
+      misspelt.push(word);
+      if (!words.includes(word)) words.push(word);
     }
     const [last] = /[\p{L}\p{M}'’]*$/u.exec(text.slice(Math.max(piece.start, piece.end - MAX_BEGINNING), piece.end));
     piece.checked = piece.end - last.length;
     this.show(words);
-    await Promise.all(words.filter((word) => word.spellings.length).map((word) => this.expect(word)));
+    await Promise.all(misspelt.map((word) => this.expect(word)));
     return true;
   }
 
